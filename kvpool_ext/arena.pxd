@@ -1,0 +1,74 @@
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+from kvpool_ext.types cimport node_t, page_t, token_t
+
+
+# One run of whole pages. A cache line, so that a walk takes one miss a node before it compares tokens.
+ctypedef struct Node:
+    token_t *tokens        # owned run, num_pages * page_size tokens
+    page_t *pages          # owned ids, num_pages of them
+    node_t parent          # NO_NODE for a root
+    int32_t num_pages      # 0 for a root
+    int32_t lock_ref       # holders whose path passes through here
+    int32_t num_children
+    node_t older           # neighbours on the recency list of its class
+    node_t newer           # (also: next pending root)
+    node_t next_in_bucket  # next node with the same hash bucket (also: next free node)
+    uint32_t key_hash      # of (parent, first page)
+    int32_t rank           # index of its priority class
+    uint32_t generation    # of the handle; odd while the node lives
+    uint32_t flags         # IS_ROOT, IS_DETACHED, IS_LINKED, IS_PENDING
+
+
+cdef enum NodeFlag:
+    IS_ROOT = 1      # stands for a namespace: no pages, never locked, never evicted
+    IS_DETACHED = 2  # out of the index since a reset, lives until its last unlock
+    IS_LINKED = 4    # on a recency list
+    IS_PENDING = 8   # a root without children that waits to be dropped
+
+
+# One recency list. The old end is always a leaf, for children stand before their parents.
+ctypedef struct PriorityClass:
+    int64_t priority
+    node_t oldest
+    node_t newest
+    int32_t num_nodes      # linked or locked
+    int32_t next_rank      # next higher class in use, -1 at the end
+    bint in_use            # False: the entry may be given to another priority
+
+
+cdef enum:
+    DETACHED_RANK = 0      # nodes that left the index: always the first victims
+
+
+cdef class NodeArena:
+    cdef Py_ssize_t page_size
+    cdef Node *nodes
+    cdef node_t capacity
+    cdef node_t num_used           # nodes ever handed out
+    cdef node_t first_free
+    cdef readonly Py_ssize_t num_live
+    cdef node_t *buckets
+    cdef uint32_t bucket_mask
+    cdef PriorityClass *classes
+    cdef int32_t class_capacity
+
+    cdef int reserve(self, Py_ssize_t extra) except -1
+    cdef node_t new_node(self) noexcept nogil
+    cdef void drop_node(self, node_t n) noexcept nogil
+    cdef int64_t handle_of(self, node_t n) noexcept nogil
+    cdef node_t resolve(self, object handle) except? -2
+
+    cdef uint32_t hash_page(self, node_t parent, const token_t *tokens) noexcept nogil
+    cdef node_t find_child(self, node_t parent, const token_t *tokens) noexcept nogil
+    cdef void index_node(self, node_t n) noexcept nogil
+    cdef void unindex_node(self, node_t n) noexcept nogil
+    cdef void clear_index(self) noexcept nogil
+
+    cdef int32_t ensure_class(self, int64_t priority) except -1
+    cdef void join_class(self, node_t n, int32_t rank) noexcept nogil
+    cdef void leave_class(self, node_t n) noexcept nogil
+    cdef void release_class(self, int32_t rank) noexcept nogil
+    cdef void link_newest(self, node_t n) noexcept nogil
+    cdef void link_newer_than(self, node_t n, node_t child) noexcept nogil
+    cdef void unlink(self, node_t n) noexcept nogil

@@ -1,0 +1,3 @@
+class NodeArena:
+    num_live: int
+    def __init__(self, page_size: int) -> None: ...

@@ -1,0 +1,267 @@
+"""Memory of the radix tree: nodes in one array, their hash index, and the recency lists.
+
+A node is an index into the arena, so that the array may grow and a handle can carry a generation. Children are found
+through one hash table over (parent, first page); a hit is always confirmed by comparing the tokens, so a collision
+costs time and never a wrong page. Hashes have no random seed and no address in them: every process walks alike.
+
+Recency is an order, not a clock: one intrusive list a priority, the old end first. This file links and unlinks; which
+node is touched when, and why the old end is always a leaf, is `radix.pyx`'s part.
+"""
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
+
+
+cdef class NodeArena:
+    """Nodes, hash index and recency lists of one tree; used by `RadixCache` only."""
+
+    def __cinit__(self, Py_ssize_t page_size):
+        self.page_size = page_size
+        self.first_free = NO_NODE
+        self.class_capacity = 4
+        self.classes = <PriorityClass *>malloc(self.class_capacity * sizeof(PriorityClass))
+        if self.classes == NULL:
+            raise MemoryError("no memory for the recency lists")
+        memset(self.classes, 0, self.class_capacity * sizeof(PriorityClass))
+        # The class of detached nodes comes before every priority and never dies.
+        self.classes[DETACHED_RANK].oldest = NO_NODE
+        self.classes[DETACHED_RANK].newest = NO_NODE
+        self.classes[DETACHED_RANK].next_rank = -1
+        self.classes[DETACHED_RANK].in_use = True
+        self.reserve(64)
+
+    def __dealloc__(self):
+        cdef node_t n
+        for n in range(self.num_used):
+            free(self.nodes[n].tokens)
+            free(self.nodes[n].pages)
+        free(self.nodes)
+        free(self.buckets)
+        free(self.classes)
+
+    # ---- nodes
+
+    cdef int reserve(self, Py_ssize_t extra) except -1:
+        """Make sure that `extra` calls of `new_node` succeed; MemoryError changes nothing."""
+        cdef Py_ssize_t wanted = self.num_live + extra
+        cdef Py_ssize_t grown = max(64, self.capacity)
+        cdef Node *nodes
+        cdef node_t *buckets
+        cdef node_t n
+        if wanted <= self.capacity:
+            return 0
+        while grown < wanted:
+            grown *= 2
+        if grown > INT32_MAX // 2:
+            raise MemoryError(f"a tree of {wanted} nodes is beyond the arena's limit")
+        nodes = <Node *>realloc(self.nodes, grown * sizeof(Node))
+        if nodes == NULL:
+            raise MemoryError(f"no memory for {grown} tree nodes")
+        self.nodes = nodes
+        buckets = <node_t *>malloc(grown * sizeof(node_t))
+        if buckets == NULL:
+            raise MemoryError(f"no memory for an index of {grown} buckets")
+        # A generation outlives its node, so fresh entries start from a known one.
+        memset(&self.nodes[self.capacity], 0, (grown - self.capacity) * sizeof(Node))
+        self.capacity = <node_t>grown
+        free(self.buckets)
+        self.buckets = buckets
+        self.bucket_mask = <uint32_t>(grown - 1)
+        memset(buckets, 0xFF, grown * sizeof(node_t))
+        for n in range(self.num_used):
+            if self.nodes[n].generation & 1 and not self.nodes[n].flags & (IS_ROOT | IS_DETACHED):
+                self.index_node(n)
+        return 0
+
+    cdef node_t new_node(self) noexcept nogil:
+        """A zeroed node of no parent; `reserve` came before."""
+        cdef node_t n = self.first_free
+        cdef uint32_t generation
+        if n != NO_NODE:
+            self.first_free = self.nodes[n].next_in_bucket
+        else:
+            n = self.num_used
+            self.num_used += 1
+        generation = self.nodes[n].generation
+        memset(&self.nodes[n], 0, sizeof(Node))
+        self.nodes[n].generation = generation + 1
+        self.nodes[n].parent = NO_NODE
+        self.nodes[n].older = NO_NODE
+        self.nodes[n].newer = NO_NODE
+        self.num_live += 1
+        return n
+
+    cdef void drop_node(self, node_t n) noexcept nogil:
+        """Free an unlinked, unindexed node; its handles go stale."""
+        cdef Node *node = &self.nodes[n]
+        free(node.tokens)
+        free(node.pages)
+        node.tokens = NULL
+        node.pages = NULL
+        node.generation += 1
+        node.flags = 0
+        node.next_in_bucket = self.first_free
+        self.first_free = n
+        self.num_live -= 1
+
+    cdef int64_t handle_of(self, node_t n) noexcept nogil:
+        return (<int64_t>(self.nodes[n].generation & 0x7FFFFFFF) << 32) | <int64_t>n
+
+    cdef node_t resolve(self, object handle) except? -2:
+        """The node behind a Python handle; ValueError when it died since."""
+        cdef int64_t value
+        cdef node_t n
+        if isinstance(handle, bool) or not isinstance(handle, int):
+            raise TypeError(f"a node handle is an int, got {type(handle).__name__}")
+        if not 0 <= handle < (1 << 63):
+            raise ValueError(f"{handle} is not a node handle")
+        value = handle
+        n = <node_t>(value & 0xFFFFFFFF)
+        if n < 0 or n >= self.num_used or self.handle_of(n) != value:
+            raise ValueError(f"node handle {handle} is stale: its node was evicted or dropped")
+        return n
+
+    # ---- hash index
+
+    cdef uint32_t hash_page(self, node_t parent, const token_t *tokens) noexcept nogil:
+        """Hash of a child key. Two lanes, so that a page of 64 does not wait for one multiply chain."""
+        cdef uint64_t a = (<uint64_t><uint32_t>parent + 1) * 0x9E3779B97F4A7C15u
+        cdef uint64_t b = 0xD6E8FEB86659FD93u
+        cdef uint64_t word
+        cdef Py_ssize_t i = 0
+        while i + 4 <= self.page_size:
+            memcpy(&word, tokens + i, 8)
+            a = (a ^ word) * 0xFF51AFD7ED558CCDu
+            a ^= a >> 32
+            memcpy(&word, tokens + i + 2, 8)
+            b = (b ^ word) * 0xC4CEB9FE1A85EC53u
+            b ^= b >> 29
+            i += 4
+        while i < self.page_size:
+            a = (a ^ <uint32_t>tokens[i]) * 0xFF51AFD7ED558CCDu
+            a ^= a >> 32
+            i += 1
+        a = (a ^ b) * 0x9E3779B97F4A7C15u
+        return <uint32_t>(a >> 32)
+
+    cdef node_t find_child(self, node_t parent, const token_t *tokens) noexcept nogil:
+        """The child of `parent` whose first page equals `tokens`, or NO_NODE."""
+        cdef uint32_t key_hash = self.hash_page(parent, tokens)
+        cdef node_t n = self.buckets[key_hash & self.bucket_mask]
+        cdef Node *node
+        while n != NO_NODE:
+            node = &self.nodes[n]
+            if (
+                node.key_hash == key_hash
+                and node.parent == parent
+                and memcmp(node.tokens, tokens, self.page_size * sizeof(token_t)) == 0
+            ):
+                return n
+            n = node.next_in_bucket
+        return NO_NODE
+
+    cdef void index_node(self, node_t n) noexcept nogil:
+        cdef Node *node = &self.nodes[n]
+        cdef node_t *bucket = &self.buckets[node.key_hash & self.bucket_mask]
+        node.next_in_bucket = bucket[0]
+        bucket[0] = n
+
+    cdef void unindex_node(self, node_t n) noexcept nogil:
+        cdef node_t *link = &self.buckets[self.nodes[n].key_hash & self.bucket_mask]
+        while link[0] != n:
+            link = &self.nodes[link[0]].next_in_bucket
+        link[0] = self.nodes[n].next_in_bucket
+
+    cdef void clear_index(self) noexcept nogil:
+        memset(self.buckets, 0xFF, <size_t>self.capacity * sizeof(node_t))
+
+    # ---- recency lists
+
+    cdef int32_t ensure_class(self, int64_t priority) except -1:
+        """The rank of `priority`, made if it has no list yet; an unused one is dropped with its last node."""
+        cdef int32_t before = DETACHED_RANK, rank, grown
+        cdef PriorityClass *classes
+        rank = self.classes[DETACHED_RANK].next_rank
+        while rank >= 0 and self.classes[rank].priority < priority:
+            before = rank
+            rank = self.classes[rank].next_rank
+        if rank >= 0 and self.classes[rank].priority == priority:
+            return rank
+        for rank in range(1, self.class_capacity):
+            if not self.classes[rank].in_use:
+                break
+        else:
+            rank = self.class_capacity
+            grown = self.class_capacity * 2
+            classes = <PriorityClass *>realloc(self.classes, grown * sizeof(PriorityClass))
+            if classes == NULL:
+                raise MemoryError(f"no memory for {grown} recency lists")
+            memset(&classes[rank], 0, (grown - rank) * sizeof(PriorityClass))
+            self.classes = classes
+            self.class_capacity = grown
+        self.classes[rank].in_use = True
+        self.classes[rank].num_nodes = 0
+        self.classes[rank].priority = priority
+        self.classes[rank].oldest = NO_NODE
+        self.classes[rank].newest = NO_NODE
+        self.classes[rank].next_rank = self.classes[before].next_rank
+        self.classes[before].next_rank = rank
+        return rank
+
+    cdef void join_class(self, node_t n, int32_t rank) noexcept nogil:
+        self.nodes[n].rank = rank
+        self.classes[rank].num_nodes += 1
+
+    cdef void leave_class(self, node_t n) noexcept nogil:
+        cdef int32_t rank = self.nodes[n].rank
+        self.classes[rank].num_nodes -= 1
+        self.release_class(rank)
+
+    cdef void release_class(self, int32_t rank) noexcept nogil:
+        """Drop a class that has no node."""
+        cdef int32_t before = DETACHED_RANK
+        if self.classes[rank].num_nodes > 0 or rank == DETACHED_RANK:
+            return
+        while self.classes[before].next_rank != rank:
+            before = self.classes[before].next_rank
+        self.classes[before].next_rank = self.classes[rank].next_rank
+        self.classes[rank].in_use = False
+
+    cdef void link_newest(self, node_t n) noexcept nogil:
+        cdef Node *node = &self.nodes[n]
+        cdef PriorityClass *cls = &self.classes[node.rank]
+        node.older = cls.newest
+        node.newer = NO_NODE
+        if cls.newest != NO_NODE:
+            self.nodes[cls.newest].newer = n
+        else:
+            cls.oldest = n
+        cls.newest = n
+        node.flags |= IS_LINKED
+
+    cdef void link_newer_than(self, node_t n, node_t child) noexcept nogil:
+        cdef Node *node = &self.nodes[n]
+        cdef PriorityClass *cls = &self.classes[node.rank]
+        node.older = child
+        node.newer = self.nodes[child].newer
+        self.nodes[child].newer = n
+        if node.newer != NO_NODE:
+            self.nodes[node.newer].older = n
+        else:
+            cls.newest = n
+        node.flags |= IS_LINKED
+
+    cdef void unlink(self, node_t n) noexcept nogil:
+        cdef Node *node = &self.nodes[n]
+        cdef PriorityClass *cls = &self.classes[node.rank]
+        if node.older != NO_NODE:
+            self.nodes[node.older].newer = node.newer
+        else:
+            cls.oldest = node.newer
+        if node.newer != NO_NODE:
+            self.nodes[node.newer].older = node.older
+        else:
+            cls.newest = node.older
+        node.flags &= ~<uint32_t>IS_LINKED

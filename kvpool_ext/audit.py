@@ -1,0 +1,93 @@
+"""The slow look at the whole structure: what `RadixCache.check` verifies, on plain Python values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _fail(text: str) -> None:
+    raise RuntimeError(f"the radix tree is out of sync: {text}")
+
+
+def check_tree(snapshot: dict[str, Any]) -> None:
+    """Verify the invariants (I1) to (I6) of `kvpool_ext.radix` on a snapshot of the tree.
+
+    Raises
+    ------
+    RuntimeError
+        Naming the node or page that breaks an invariant.
+    """
+    nodes: dict[int, dict[str, Any]] = snapshot["nodes"]
+    _check_links(nodes, snapshot["roots"], snapshot["num_live"])
+    _check_pages(nodes, snapshot)
+    _check_lists(nodes, snapshot["lists"])
+    for node, count in snapshot["user_locks"].items():
+        if node not in nodes or nodes[node]["lock_ref"] < count:
+            _fail(f"node {node} has {count} locks of its caller but fewer in the tree")
+
+
+def _check_links(nodes: dict[int, dict[str, Any]], roots: dict[Any, int], num_live: int) -> None:
+    if len(nodes) != num_live:
+        _fail(f"{len(nodes)} nodes live, {num_live} counted")
+    for key, root in roots.items():
+        if root not in nodes or not nodes[root]["is_root"]:
+            _fail(f"namespace {key!r} has no root")
+    children: dict[int, list[int]] = {}
+    for n, node in nodes.items():
+        if node["is_root"]:
+            continue
+        if node["parent"] not in nodes:
+            _fail(f"node {n} hangs under node {node['parent']}, which is gone")
+        if not node["pages"]:
+            _fail(f"node {n} holds no page")
+        if not node["detached"] and node["found"] != n:
+            _fail(f"node {n} is not found under its key (found {node['found']})")
+        children.setdefault(node["parent"], []).append(n)
+    for n, node in nodes.items():
+        below = children.get(n, [])
+        if node["num_children"] != len(below):
+            _fail(f"node {n} counts {node['num_children']} children, has {len(below)}")
+        held = sum(nodes[child]["lock_ref"] for child in below)
+        if not node["is_root"] and node["lock_ref"] < held:
+            _fail(f"node {n} has lock_ref {node['lock_ref']}, its children {held}")
+
+
+def _check_pages(nodes: dict[int, dict[str, Any]], snapshot: dict[str, Any]) -> None:
+    owner: dict[int, int] = {}
+    evictable = protected = orphans = 0
+    for n, node in nodes.items():
+        for page in node["pages"]:
+            if page in owner:
+                _fail(f"page {page} is in node {owner[page]} and in node {n}")
+            owner[page] = n
+        if node["lock_ref"] > 0:
+            protected += len(node["pages"])
+        elif not node["is_root"]:
+            evictable += len(node["pages"])
+            orphans += len(node["pages"]) if node["detached"] else 0
+    found = (evictable, protected, orphans)
+    counted = (snapshot["evictable"], snapshot["protected"], snapshot["orphans"])
+    if found != counted:
+        _fail(f"evictable, protected, orphan pages are {found}, counted {counted}")
+
+
+def _check_lists(nodes: dict[int, dict[str, Any]], lists: list[Any]) -> None:
+    place: dict[int, tuple[int, int]] = {}
+    for order, (rank, num_nodes, members) in enumerate(lists):
+        of_rank = [n for n, node in nodes.items() if node["rank"] == rank and not node["is_root"]]
+        if len(of_rank) != num_nodes:
+            _fail(f"class {rank} counts {num_nodes} nodes, has {len(of_rank)}")
+        for position, (n, linked_back) in enumerate(members):
+            if not linked_back:
+                _fail(f"the recency list breaks before node {n}")
+            if n in place or n not in nodes or nodes[n]["lock_ref"] > 0 or not nodes[n]["linked"]:
+                _fail(f"node {n} should not be on a recency list here")
+            place[n] = (order, position)
+    for n, node in nodes.items():
+        if node["is_root"] or node["lock_ref"] > 0:
+            continue
+        if n not in place:
+            _fail(f"unlocked node {n} is on no recency list")
+        parent = nodes[node["parent"]]
+        if not parent["is_root"] and parent["lock_ref"] == 0 and place[node["parent"]] < place[n]:
+            _fail(f"node {n} stands behind its parent {node['parent']}")

@@ -1,0 +1,21 @@
+# The three integers of the tree, named once.
+from libc.stdint cimport int32_t
+
+ctypedef int32_t token_t    # a token id; any int32 value is legal
+ctypedef int32_t page_t     # a page id, 0 .. num_pages - 1
+ctypedef int32_t node_t     # an index into the node arena
+
+cdef enum:
+    NO_NODE = -1
+
+
+cdef extern from *:
+    """
+    #ifdef KVPOOL_DEBUG
+    #define KVPOOL_CHECKED 1
+    #else
+    #define KVPOOL_CHECKED 0
+    #endif
+    """
+    # True in the debug build, where the verbs check their own structure after each change.
+    const bint CHECKED "KVPOOL_CHECKED"
