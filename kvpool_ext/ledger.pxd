@@ -19,6 +19,7 @@ cdef class PageLease:
     cdef readonly Py_ssize_t tree_pages     # depth of `node`
     cdef readonly Py_ssize_t shared_pages   # pages before this one are read-only
     cdef public Py_ssize_t entered_pages    # pages before this one hold no stale bits
+    cdef readonly Py_ssize_t num_shrinks    # steps look whether pages that they remember may have gone
     cdef readonly bint live
     cdef readonly object extra_key
     cdef readonly int64_t priority

@@ -14,6 +14,7 @@ class PageLease:
     tree_pages: int
     shared_pages: int
     entered_pages: int
+    num_shrinks: int
     live: bool
     extra_key: str | bytes | int | None
     priority: int

@@ -243,6 +243,7 @@ cdef class PageLedger:
         if num_pages < lease.num_pages:
             self.drop_pages(lease, num_pages, lease.num_pages)
             lease.num_pages = num_pages
+            lease.num_shrinks += 1
         self.verify()
 
     def fork(self, PageLease lease, Py_ssize_t num_shared, Py_ssize_t num_pages):

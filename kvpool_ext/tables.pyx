@@ -17,7 +17,7 @@ from kvpool_ext.types cimport page_t
 cnp.import_array()
 
 cdef enum:
-    RECENT_WINDOWS = 4    # a step rarely has more: prefill and decode rows share one
+    RECENT_WINDOWS = 16    # a pass has one or two; a loop over one step makes a new one each time
 
 
 cdef cnp.ndarray new_int64(Py_ssize_t n):
@@ -258,6 +258,32 @@ cdef class StepRows:
             raise ValueError(f"qo_indptr ends at {array[n]}, k and v have {num_tokens} rows")
         memcpy(out, cnp.PyArray_DATA(array), (n + 1) * sizeof(int64_t))
         return 0
+
+    def recent_windows(self):
+        """The windows asked for lately, oldest first."""
+        return list(self.windows)
+
+    def forget_windows(self):
+        """Drop what was remembered of pages that rows may have given back."""
+        self.windows.clear()
+
+    def num_shrinks(self):
+        """How often rows of this step gave pages back."""
+        cdef PageLease lease
+        cdef Py_ssize_t total = 0
+        for lease in self.leases:
+            total += lease.num_shrinks
+        return total
+
+    def first_length_past_capacity(self, lengths):
+        """First row whose length (int64 ``[batch]``) is past its capacity, or -1."""
+        cdef cnp.ndarray wanted = lengths
+        cdef const int64_t *length = <const int64_t *>cnp.PyArray_DATA(wanted)
+        cdef Py_ssize_t b
+        for b in range(self.batch_size):
+            if length[b] > (<PageLease>self.lease_ptrs[b]).num_pages * self.page_size:
+                return b
+        return -1
 
     def first_past_capacity(self, StepWindow window):
         """First row whose positions end past its capacity, or -1."""

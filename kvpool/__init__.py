@@ -1,0 +1,34 @@
+"""kvpool: a KV-cache pool for LLM inference. Paged K/V buffers, prefix sharing, page tables for attention kernels."""
+
+from kvpool.budget import StaticKVBudget, compute_static_kv_budget
+from kvpool.errors import KVCacheError, KVCacheExhaustedError, KVCacheStateError, UnknownRequestError
+from kvpool.layout import KVCacheLayout
+from kvpool.page_table import PageTable
+from kvpool.pool import DEFAULT_PAGE_SIZE, KVCachePool
+from kvpool.requests import RequestInfo
+from kvpool.step import Step
+from kvpool_ext.pages import PageAllocator
+from kvpool_ext.radix import RadixCache
+from kvpool_ext.views import InsertResult, MatchResult, NodeView
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DEFAULT_PAGE_SIZE",
+    "InsertResult",
+    "KVCacheError",
+    "KVCacheExhaustedError",
+    "KVCacheLayout",
+    "KVCachePool",
+    "KVCacheStateError",
+    "MatchResult",
+    "NodeView",
+    "PageAllocator",
+    "PageTable",
+    "RadixCache",
+    "RequestInfo",
+    "StaticKVBudget",
+    "Step",
+    "UnknownRequestError",
+    "compute_static_kv_budget",
+]

@@ -1,0 +1,133 @@
+"""Device: where a pool's arrays live, and how foreign arrays get there without a copy."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.dtypes import FLOAT_DTYPES, dtype_name
+
+
+class Device:
+    """A place for arrays; compares equal to its string.
+
+    Parameters
+    ----------
+    name : str or Device
+        ``"cpu"``; objects that print like that (``torch.device("cpu")``) are fine.
+
+    Raises
+    ------
+    ValueError
+        No such kind of device here.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: Any) -> None:
+        text = str(name)
+        if text != "cpu":
+            raise ValueError(f"device must be 'cpu' in this version, got {text!r}")
+        self.name = text
+
+    @property
+    def kind(self) -> str:
+        """The kind of device without an ordinal."""
+        return self.name.partition(":")[0]
+
+    @property
+    def array_namespace(self) -> ModuleType:
+        """The module whose arrays live here: model code written against it runs on any pool."""
+        return np
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == str(other) if isinstance(other, (str, Device)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r})"
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A zeroed array."""
+        return np.zeros(shape, dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array of no defined content, for kernels to fill."""
+        return np.empty(shape, dtype)
+
+    def to_device(self, host: NDArray[Any]) -> NDArray[Any]:
+        """A host array on this device; on a CPU the same array."""
+        return host
+
+    def asarray(self, array: Any, name: str) -> NDArray[Any]:
+        """`array` as an array of this device, never copied.
+
+        Parameters
+        ----------
+        array : array-like object
+            A NumPy array, or anything on the CPU that speaks DLPack or the array protocol. torch tensors may be
+            bfloat16, which NumPy's own DLPack import refuses.
+        name : str
+            What to call it in an error.
+
+        Raises
+        ------
+        TypeError
+            Not an array, or one that lives on another device.
+        """
+        if type(array) is np.ndarray:
+            return array
+        if _is_torch(array):
+            return _from_torch(array, name)
+        if isinstance(array, np.ndarray):
+            return np.asarray(array)
+        for read in (np.from_dlpack, np.asarray):
+            if read is np.from_dlpack and not hasattr(array, "__dlpack__"):
+                continue
+            if read is np.asarray and not hasattr(array, "__array_interface__"):
+                continue
+            try:
+                return read(array)
+            except (BufferError, RuntimeError, TypeError) as error:
+                raise TypeError(f"{name} cannot be read on device {self}: {error}") from None
+        raise TypeError(f"{name} must be an array on device {self}, got {type(array).__name__}")
+
+    def float_array(self, array: Any, name: str) -> NDArray[Any]:
+        """`asarray` that accepts floating point only.
+
+        Raises
+        ------
+        TypeError
+            Another dtype.
+        """
+        found = self.asarray(array, name)
+        if found.dtype != np.float64 and dtype_name(found.dtype) not in FLOAT_DTYPES:
+            raise TypeError(
+                f"Invalid dtype of {name}: expected {', '.join(FLOAT_DTYPES)} or float64, got {found.dtype}"
+            )
+        return found
+
+
+def _is_torch(array: Any) -> bool:
+    # Whoever holds a tensor has torch loaded: nothing is imported here.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _from_torch(tensor: Any, name: str) -> NDArray[Any]:
+    torch = sys.modules["torch"]
+    if tensor.device.type != "cpu":
+        raise TypeError(f"{name} is on device {tensor.device}, expected a CPU tensor")
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.view(torch.int16)).view(FLOAT_DTYPES["bfloat16"])
+    return np.asarray(tensor)

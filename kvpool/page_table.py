@@ -1,0 +1,95 @@
+"""PageTable: which pages an attention kernel reads, row by row. It knows pages and lengths, never requests.
+
+The layout is FlashInfer's CSR: row b reads ``indices[indptr[b]:indptr[b + 1]]``, and
+``length = page_size * (num_pages - 1) + last_page_len``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class PageTable:
+    """Page table of a batch for one set of lengths.
+
+    Attributes
+    ----------
+    indptr : array
+        int32 ``[batch + 1]`` on the device.
+    indices : array
+        int32 ``[nnz]`` page ids on the device.
+    last_page_len : array
+        int32 ``[batch]`` on the device, in ``1 .. page_size``; 0 for a row of length 0.
+    indptr_host, last_page_len_host : ndarray
+        The same on the host, where FlashInfer plans without a sync.
+    lengths_host : ndarray
+        int64 ``[batch]``, tokens of each row.
+    page_size, batch_size : int
+        Tokens per page, rows.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.int32],
+        indices: NDArray[np.int32],
+        last_page_len: NDArray[np.int32],
+        lengths: NDArray[np.int64],
+        page_size: int,
+        scratch_page: int,
+    ) -> None:
+        self.indptr = indptr
+        self.indices = indices
+        self.last_page_len = last_page_len
+        self.indptr_host = indptr
+        self.last_page_len_host = last_page_len
+        self.lengths_host = lengths
+        self.page_size = page_size
+        self._scratch_page = scratch_page
+
+    @property
+    def batch_size(self) -> int:
+        """Rows."""
+        return self.last_page_len_host.shape[0]
+
+    def __repr__(self) -> str:
+        return f"PageTable(lengths={self.lengths_host.tolist()}, page_size={self.page_size})"
+
+    def block_table(self, max_pages: int | None = None) -> NDArray[np.int32]:
+        """The table as a dense int32 ``[batch, max_pages]``, for kernels that want it so (FlashAttention).
+
+        Parameters
+        ----------
+        max_pages : int, optional
+            Columns; default the longest row's pages. Entries behind a row's pages are the scratch page, which may be
+            read.
+
+        Raises
+        ------
+        ValueError
+            A row has more pages than `max_pages`.
+        """
+        counts = np.diff(self.indptr_host)
+        longest = int(counts.max(initial=0))
+        if max_pages is None:
+            max_pages = longest
+        if max_pages < longest:
+            raise ValueError(f"max_pages must be at least {longest}, the longest row's pages, got {max_pages}")
+        dense = np.full((self.batch_size, max_pages), self._scratch_page, np.int32)
+        dense[np.arange(max_pages) < counts[:, None]] = self.indices
+        return dense
+
+    def bump(self, lengths: NDArray[np.int64]) -> bool:
+        """Take over `lengths` in place if no row changes its number of pages; else change nothing and say False."""
+        num_pages = -(-lengths // self.page_size)
+        if not np.array_equal(num_pages, np.diff(self.indptr_host)):
+            return False
+        self.lengths_host[:] = lengths
+        self.last_page_len_host[:] = np.where(num_pages > 0, lengths - (num_pages - 1) * self.page_size, 0)
+        return True
+
+    def covers(self, lengths: Any) -> bool:
+        """Whether the table is the one for exactly these lengths."""
+        return bool(np.array_equal(self.lengths_host, lengths))

@@ -1,0 +1,372 @@
+"""Request and RequestTable: what lives from bind to finish.
+
+The only place of `kvpool` that moves pages between the free list, the tree and requests; the moves themselves are one
+crossing each into `kvpool_ext.ledger`. What finish does with each part of a request, half-open, in tokens:
+
+===================  ==========================================  =================================
+part                 owner until now                             finish
+===================  ==========================================  =================================
+[0, matched)         the tree                                    nothing; unlocked at the end
+[matched, cached)    private, but meanwhile cached by another    the duplicates are freed
+[cached, floor(valid))  private, or shared with forks            goes to the tree
+[floor(valid), capacity)  private                                freed
+===================  ==========================================  =================================
+
+``valid`` is the number of leading tokens whose K/V was written on every layer and not taken back since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.errors import KVCacheExhaustedError, KVCacheStateError, UnknownRequestError
+from kvpool.paging import num_pages_for_length
+from kvpool_ext.ledger import PageLease, PageLedger
+from kvpool_ext.tables import LengthTable
+from kvpool_ext.tokens import as_tokens
+
+ExtraKey = str | bytes | int | None
+
+
+@dataclass(frozen=True)
+class RequestInfo:
+    """One bound request as it is now; a copy.
+
+    Attributes
+    ----------
+    request_id : int
+        The id that bind gave.
+    capacity : int
+        Slots reserved, in tokens.
+    matched_len : int
+        Tokens found in the cache at bind.
+    valid_len : int
+        Leading tokens written on every layer and not taken back.
+    shared_len : int
+        Tokens on read-only pages.
+    page_ids : ndarray
+        int32 ``[capacity / page_size]``, in order of positions.
+    extra_key : str, bytes, int or None
+        Namespace.
+    priority : int
+        Priority of what it will insert.
+    """
+
+    request_id: int
+    capacity: int
+    matched_len: int
+    valid_len: int
+    shared_len: int
+    page_ids: NDArray[np.int32]
+    extra_key: ExtraKey
+    priority: int
+
+
+class Request:
+    """A bound request: its id, its pages, and its row in the table of written lengths."""
+
+    __slots__ = ("lease", "request_id", "row")
+
+    def __init__(self, request_id: int, lease: PageLease, row: int) -> None:
+        self.request_id = request_id
+        self.lease = lease
+        self.row = row
+
+
+class RequestTable:
+    """All bound requests of a pool, and the page ledger behind them.
+
+    Parameters
+    ----------
+    num_pages, page_size : int
+        Pages of the pool and tokens per page.
+    num_layers : int
+        Layers, each with a written length of its own.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, num_layers: int) -> None:
+        self.ledger = PageLedger(num_pages, page_size)
+        self.written = LengthTable(num_layers)
+        self.page_size = page_size
+        self.num_pages = num_pages
+        # Steps look here whether one of their requests, or a page of one, may have gone.
+        self.losses = 0
+        self.prefix_prompt_tokens = 0
+        self.prefix_match_tokens = 0
+        self.prefix_insert_tokens = 0
+        self.bind_failures = 0
+        self._requests: dict[int, Request] = {}
+        self._last_id = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._requests
+
+    def get(self, request_id: int) -> Request:
+        """The request behind an id, or UnknownRequestError."""
+        try:
+            return self._requests[request_id]
+        except (KeyError, TypeError):
+            raise UnknownRequestError(
+                f"request {request_id!r} is not bound (ids are never reused; {len(self)} are bound)"
+            ) from None
+
+    # ---- bind
+
+    def bind(
+        self, prompt: Any, total_capacity: int, extra_key: ExtraKey, priority: int, reuse: bool
+    ) -> Request:
+        """Bind strictly: all of `total_capacity`, or KVCacheExhaustedError and no change."""
+        lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
+        if lease is None:
+            self.bind_failures += 1
+            raise self.exhausted(f"binding {total_capacity} tokens", self._pages(total_capacity))
+        if reuse:
+            self.prefix_prompt_tokens += lease.known_len
+            self.prefix_match_tokens += lease.matched_pages * self.page_size
+        return self._admit(lease)
+
+    def bind_alone(
+        self, prompt: Any, total_capacity: int, extra_key: ExtraKey, reuse: bool
+    ) -> Request:
+        """Release every other request, then bind as much of `total_capacity` as there is.
+
+        Raises
+        ------
+        ValueError
+            Not even the prompt fits; then nothing was released.
+        """
+        prompt = as_tokens(prompt)
+        num_tokens = prompt.size
+        matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
+        capacity = min(self.ledger.pages_for(num_tokens, total_capacity), matched + room) * self.page_size
+        if capacity < num_tokens:
+            raise ValueError(
+                f"a prompt of {num_tokens} tokens cannot fit: {capacity} slots are the most that releasing all "
+                "other requests gives"
+            )
+        self.unbind_all()
+        return self.bind(prompt, capacity, extra_key, 0, reuse)
+
+    def bind_equal(self, batch_size: int, capacity: int, reuse: bool) -> list[Request]:
+        """Release every other request, then bind `batch_size` requests without a prompt, clamped equally."""
+        _, room = self.ledger.room_if_alone([], None, False)
+        num_pages = min(self._pages(capacity), room // batch_size)
+        if num_pages == 0:
+            self.bind_failures += 1
+            raise KVCacheExhaustedError(
+                f"{batch_size} requests need at least {batch_size} pages, {room} can be had by releasing all others",
+                needed_pages=batch_size,
+                free_pages=self.free_pages,
+                evictable_pages=self.ledger.evictable_pages,
+                total_pages=self.num_pages,
+                can_ever_fit=batch_size <= self.num_pages,
+            )
+        self.unbind_all()
+        requests = []
+        for _ in range(batch_size):
+            lease = self.ledger.bind_blank(num_pages, reuse)
+            assert lease is not None, "room_if_alone promised these pages"
+            requests.append(self._admit(lease))
+        return requests
+
+    def fork(self, request: Request, total_capacity: int) -> tuple[Request, tuple[int, int] | None]:
+        """A second request over the same written tokens.
+
+        Returns
+        -------
+        tuple
+            The new request, and ``(source page, target page)`` of the partial page that must be copied, or None.
+        """
+        valid_len = self.valid_len(request)
+        if total_capacity < valid_len:
+            raise ValueError(
+                f"total_capacity is {total_capacity} tokens, request {request.request_id} has {valid_len} written"
+            )
+        shared = valid_len // self.page_size
+        num_pages = self._pages(total_capacity)
+        lease = self.ledger.fork(request.lease, shared, num_pages)
+        if lease is None:
+            self.bind_failures += 1
+            raise self.exhausted(f"forking with {total_capacity} tokens", num_pages)
+        child = self._admit(lease, valid_len)
+        if valid_len % self.page_size == 0:
+            return child, None
+        lease.entered_pages = shared + 1
+        return child, (int(request.lease.pages()[shared]), int(lease.pages()[shared]))
+
+    def _admit(self, lease: PageLease, written: int | None = None) -> Request:
+        row = self.written.add(lease.matched_pages * self.page_size if written is None else written)
+        self._last_id += 1
+        request = Request(self._last_id, lease, row)
+        lease.tag = self._last_id
+        self._requests[self._last_id] = request
+        return request
+
+    # ---- while bound
+
+    def valid_len(self, request: Request) -> int:
+        """Leading tokens written on every layer and not taken back."""
+        return self.written.minimum(request.row)
+
+    def capacity(self, request: Request) -> int:
+        """Slots reserved, in tokens."""
+        return request.lease.num_pages * self.page_size
+
+    def extend(self, request: Request, total_capacity: int) -> None:
+        """Reserve up to `total_capacity`, all or nothing; less than there is already changes nothing."""
+        num_pages = self._pages(total_capacity)
+        if num_pages > self.num_pages or not self.ledger.extend(request.lease, num_pages):
+            raise self.exhausted(
+                f"extending request {request.request_id} to {total_capacity} tokens",
+                num_pages,
+                num_pages - request.lease.num_pages,
+            )
+
+    def shrink(self, request: Request, total_capacity: int) -> None:
+        """Give back whole pages past `total_capacity` that no token was written to."""
+        lease = request.lease
+        keep = max(self._pages(total_capacity), lease.entered_pages, lease.shared_pages)
+        if keep < lease.num_pages:
+            self.ledger.shrink(lease, keep)
+            self.losses += 1
+
+    def mark_written(self, request: Request, length: int) -> None:
+        """Declare ``[0, length)`` present on every layer; only ever raises."""
+        num_pages, lease = self._pages(length), request.lease
+        if length > self.capacity(request):
+            raise self.past_capacity(request, length)
+        self.written.raise_to(request.row, length)
+        lease.entered_pages = max(lease.entered_pages, num_pages)
+
+    def checkpoint(self, request: Request, tokens: Any, reuse: bool) -> int:
+        """Insert what is written so far and keep the request bound."""
+        inserted = self.ledger.checkpoint(request.lease, tokens, self.valid_len(request), reuse)
+        self.prefix_insert_tokens += inserted
+        return inserted
+
+    def info(self, request: Request) -> RequestInfo:
+        """A copy of what is known of a request."""
+        lease = request.lease
+        return RequestInfo(
+            request_id=request.request_id,
+            capacity=self.capacity(request),
+            matched_len=lease.matched_pages * self.page_size,
+            valid_len=self.valid_len(request),
+            shared_len=lease.shared_pages * self.page_size,
+            page_ids=lease.pages(),
+            extra_key=lease.extra_key,
+            priority=lease.priority,
+        )
+
+    # ---- end
+
+    def finish(self, request: Request, tokens: Any, reuse: bool) -> int:
+        """Insert the written whole pages of `tokens`, then unbind."""
+        inserted = self.ledger.finish(request.lease, tokens, self.written.minimum(request.row), reuse)
+        self.prefix_insert_tokens += inserted
+        self._forget(request)
+        return inserted
+
+    def unbind(self, request: Request) -> None:
+        """Give all pages back; nothing is inserted."""
+        self.ledger.release(request.lease)
+        self._forget(request)
+
+    def unbind_all(self) -> None:
+        """Unbind every request, the oldest first."""
+        for request in list(self._requests.values()):
+            self.unbind(request)
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self.written.remove(request.row)
+        self.losses += 1
+
+    # ---- looking
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody holds."""
+        return self.ledger.allocator.num_free
+
+    def exhausted(self, what: str, num_pages: int, needed: int | None = None) -> KVCacheExhaustedError:
+        """The error of a call that the ledger answered with a shortage."""
+        needed = self.ledger.needed_pages if needed is None else needed
+        free, evictable = self.free_pages, self.ledger.evictable_pages
+        can_ever_fit = num_pages <= self.num_pages
+        advice = (
+            "wait until other requests finish"
+            if can_ever_fit
+            else f"no waiting helps: {num_pages} pages in all are more than the pool has"
+        )
+        return KVCacheExhaustedError(
+            f"{what} needs {needed} pages; {free} are free and {evictable} evictable (a matched prefix not counted) "
+            f"of {self.num_pages}: {advice}",
+            needed_pages=needed,
+            free_pages=free,
+            evictable_pages=evictable,
+            total_pages=self.num_pages,
+            can_ever_fit=can_ever_fit,
+        )
+
+    def past_capacity(self, request: Request, end_pos: int) -> KVCacheExhaustedError:
+        """The error of a position that a request has no page for."""
+        num_pages = self._pages(end_pos)
+        return KVCacheExhaustedError(
+            f"position {end_pos - 1} is past the capacity of request {request.request_id}, {self.capacity(request)} "
+            "tokens: extend_request, or stop generating",
+            needed_pages=num_pages - request.lease.num_pages,
+            free_pages=self.free_pages,
+            evictable_pages=self.ledger.evictable_pages,
+            total_pages=self.num_pages,
+            can_ever_fit=num_pages <= self.num_pages,
+        )
+
+    def page_owner(self, page: int) -> str:
+        """The owner of a page in words; walks everything."""
+        if page == self.num_pages:
+            return "scratch"
+        state, holder, index = self.ledger.locate(page)
+        if isinstance(holder, PageLease):
+            start = index * self.page_size
+            shared = ", shared with its forks" if index < holder.shared_pages else ""
+            return f"request {holder.tag}, positions [{start}, {start + self.page_size}){shared}"
+        if holder is not None:
+            start = holder.start + index * self.page_size
+            tokens = holder.tokens[index * self.page_size : (index + 1) * self.page_size]
+            key = "" if holder.extra_key is None else f" under extra_key {holder.extra_key!r}"
+            return f"tree, positions [{start}, {start + self.page_size}){key}, tokens {tokens.tolist()}"
+        return "taken by alloc" if state == "taken" else state
+
+    def check(self) -> None:
+        """Verify ledger, tree, locks and written lengths; KVCacheStateError says what is out of sync."""
+        try:
+            self.ledger.check()
+        except RuntimeError as error:
+            raise KVCacheStateError(str(error)) from None
+        leases = {request.lease for request in self}
+        if leases != self.ledger.leases:
+            raise KVCacheStateError(
+                f"{len(leases)} requests are bound, {len(self.ledger.leases)} leases are live"
+            )
+        for request in self:
+            valid, lease = self.valid_len(request), request.lease
+            if not lease.shared_pages * self.page_size <= valid <= self.capacity(request):
+                raise KVCacheStateError(
+                    f"request {request.request_id} has valid_len {valid}, outside of shared_len "
+                    f"{lease.shared_pages * self.page_size} .. capacity {self.capacity(request)}"
+                )
+
+    def _pages(self, num_tokens: int) -> int:
+        return num_pages_for_length(num_tokens, self.page_size)
