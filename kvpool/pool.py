@@ -233,6 +233,11 @@ class KVCachePool:
         self._active = []
         self._step = None
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; every other call raises then."""
+        return self._gate.closed
+
     def __enter__(self) -> KVCachePool:
         return self
 
@@ -482,7 +487,10 @@ class KVCachePool:
         ragged = (grouped != expected).any(axis=1) | (grouped[:, 0] % self._page_size != 0)
         outside = (grouped[:, 0] < 0) | (grouped[:, 0] >= self._num_slots)
         if outside.any():
-            raise ValueError(f"slot {grouped[np.argmax(outside), 0]} is none of the pool's {self._num_slots} slots")
+            slot = grouped[np.argmax(outside), 0]
+            raise ValueError(
+                f"page {slot // self._page_size} (slot {slot}) is none of the pool's {self.num_pages} pages"
+            )
         if ragged.any():
             page = grouped[np.argmax(ragged), 0] // self._page_size
             raise ValueError(f"the slots of page {page} are not whole, or stand twice")
@@ -884,7 +892,7 @@ class KVCachePool:
             "prefix_prompt_tokens": self._requests.prefix_prompt_tokens,
             "prefix_match_tokens": self._requests.prefix_match_tokens,
             "prefix_insert_tokens": self._requests.prefix_insert_tokens,
-            "evicted_pages": ledger.evicted_pages,
+            "evicted_pages": ledger.tree.evicted_pages,
             "bind_failures": self._requests.bind_failures,
         }
 

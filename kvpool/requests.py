@@ -258,13 +258,15 @@ class RequestTable:
     def info(self, request: Request) -> RequestInfo:
         """A copy of what is known of a request."""
         lease = request.lease
+        page_ids = lease.pages()
+        page_ids.flags.writeable = False
         return RequestInfo(
             request_id=request.request_id,
             capacity=self.capacity(request),
             matched_len=lease.matched_pages * self.page_size,
             valid_len=self.valid_len(request),
             shared_len=lease.shared_pages * self.page_size,
-            page_ids=lease.pages(),
+            page_ids=page_ids,
             extra_key=lease.extra_key,
             priority=lease.priority,
         )
@@ -324,8 +326,8 @@ class RequestTable:
         """The error of a position that a request has no page for."""
         num_pages = self._pages(end_pos)
         return KVCacheExhaustedError(
-            f"position {end_pos - 1} is past the capacity of request {request.request_id}, {self.capacity(request)} "
-            "tokens: extend_request, or stop generating",
+            f"positions up to {end_pos} are past the capacity of request {request.request_id}, "
+            f"{self.capacity(request)} tokens: extend_request, or stop generating",
             needed_pages=num_pages - request.lease.num_pages,
             free_pages=self.free_pages,
             evictable_pages=self.ledger.evictable_pages,

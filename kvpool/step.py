@@ -324,6 +324,8 @@ class Step:
     @contextmanager
     def verify_window(self) -> Iterator[Step]:
         """Mark the forward pass inside as a speculative verify window (several causal queries a row)."""
+        self._enter()
+        self._gate.leave()
         before, self._in_verify_window = self._in_verify_window, True
         try:
             yield self

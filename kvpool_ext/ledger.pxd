@@ -39,7 +39,6 @@ cdef class PageLedger:
     cdef readonly RadixCache tree
     cdef readonly Py_ssize_t page_size
     cdef readonly Py_ssize_t needed_pages   # private pages that the last short call wanted
-    cdef readonly Py_ssize_t evicted_pages
     cdef readonly set leases
     cdef int32_t *holders          # leases that hold a page as shared, 0 for a single one; made at the first fork
 
@@ -54,5 +53,7 @@ cdef class PageLedger:
     cdef Py_ssize_t publish(
         self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, Walk *walk
     ) except -1
+    cdef int raise_path(self, PageLease lease, Py_ssize_t num_pages) except -1
+    cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil
     cdef int follow(self, PageLease other, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached) except -1
     cdef int let_go(self, PageLease lease) except -1

@@ -27,7 +27,6 @@ class PageLedger:
     tree: RadixCache
     page_size: int
     needed_pages: int
-    evicted_pages: int
     leases: set[PageLease]
     def __init__(self, num_pages: int, page_size: int) -> None: ...
     @property

@@ -316,7 +316,10 @@ cdef class PageLedger:
         self.tree.enter()
         self.verify_tokens(lease, data, num_tokens)
         num_pages = min(num_tokens, valid_len) // self.page_size
-        if not reuse or not self.may_publish(lease) or num_pages <= lease.tree_pages:
+        if not reuse or not self.may_publish(lease):
+            return 0
+        if num_pages <= lease.tree_pages:
+            self.raise_path(lease, num_pages)
             return 0
         if num_pages * self.page_size > lease.known_len:
             num_known = num_pages * self.page_size - start
@@ -358,6 +361,8 @@ cdef class PageLedger:
         self.verify_tokens(lease, data, num_tokens)
         num_pages = min(num_tokens, valid_len) // self.page_size
         tree_pages = lease.tree_pages
+        if reuse and self.may_publish(lease) and num_pages <= tree_pages:
+            self.raise_path(lease, num_pages)
         if reuse and self.may_publish(lease) and num_pages > tree_pages:
             inserted = self.publish(lease, data, num_pages, &walk)
             cached = tree_pages + walk.num_pages
@@ -405,25 +410,42 @@ cdef class PageLedger:
                 self.holders[lease.page_ids[i]] = 0
         return num_pages - cached
 
+    cdef int raise_path(self, PageLease lease, Py_ssize_t num_pages) except -1:
+        """An insert that adds no page still raises the priority of the first `num_pages` of the lease's path."""
+        cdef node_t n = lease.node
+        cdef Py_ssize_t depth = lease.tree_pages
+        cdef int32_t rank
+        if num_pages == 0:
+            return 0
+        n = self.node_at(n, &depth, num_pages)
+        if self.tree.arena.classes[self.tree.arena.nodes[n].rank].priority >= lease.priority:
+            return 0
+        rank = self.tree.arena.ensure_class(lease.priority)
+        if depth > num_pages:
+            n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - num_pages))
+        self.tree.touch(n, rank)
+        return 0
+
+    cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil:
+        """The node on the path of `n` that holds page ``num_pages - 1``; `depth` becomes its end."""
+        while depth[0] - self.tree.arena.nodes[n].num_pages >= num_pages:
+            depth[0] -= self.tree.arena.nodes[n].num_pages
+            n = self.tree.arena.nodes[n].parent
+        return n
+
     cdef int follow(
         self, PageLease other, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached
     ) except -1:
         """`lease` brought pages to the tree that `other` holds too: lock them there for `other`."""
         cdef Py_ssize_t common = other.tree_pages, depth = num_pages, limit = min(num_pages, other.num_pages)
-        cdef node_t n = deepest
-        cdef Node *node
+        cdef node_t n
         while common < limit and other.page_ids[common] == lease.page_ids[common]:
             common += 1
         if common == other.tree_pages:
             return 0
-        while True:
-            node = &self.tree.arena.nodes[n]
-            if depth - node.num_pages < common:
-                break
-            depth -= node.num_pages
-            n = node.parent
+        n = self.node_at(deepest, &depth, common)
         if depth > common:
-            n = self.tree.split(n, common - (depth - node.num_pages))
+            n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - common))
         if cached > other.tree_pages:
             if other.duplicates is None:
                 other.duplicates = []
@@ -601,7 +623,7 @@ cdef class PageLedger:
         cdef Py_ssize_t num_free = min(num_pages, self.allocator.c_num_free())
         self.allocator.pop(out, num_free)
         if num_free < num_pages:
-            self.evicted_pages += self.tree.evict_into(out + num_free, num_pages - num_free)
+            self.tree.evicted_pages += self.tree.evict_into(out + num_free, num_pages - num_free)
             self.tree.drop_pending_roots()
         return 0
 

@@ -9,6 +9,7 @@ from kvpool_ext.views import InsertResult, MatchResult, NodeView
 class RadixCache:
     page_size: int
     eviction: str
+    evicted_pages: int
     def __init__(self, page_size: int = 1, eviction: str = "lru") -> None: ...
     def match_prefix(self, tokens: Any, extra_key: str | bytes | int | None = None) -> MatchResult: ...
     def insert(

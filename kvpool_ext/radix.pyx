@@ -247,7 +247,7 @@ cdef class RadixCache:
         self.enter()
         cdef cnp.npy_intp count = min(-(-num_tokens // self.page_size), self.evictable_pages)
         cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
-        self.evict_into(<page_t *>cnp.PyArray_DATA(out), count)
+        self.evicted_pages += self.evict_into(<page_t *>cnp.PyArray_DATA(out), count)
         self.drop_pending_roots()
         if self.allocator is not None:
             self.allocator.mark(<page_t *>cnp.PyArray_DATA(out), count)

@@ -75,6 +75,8 @@ cdef cnp.ndarray _from_range(object items):
 
 
 cdef cnp.ndarray _from_array(object items):
+    if hasattr(items, "__dlpack__") and not hasattr(items, "__array__"):
+        items = np.from_dlpack(items)
     array = np.asarray(items)
     if array.dtype.kind not in "iu":
         raise TypeError(

@@ -12,6 +12,8 @@ Common to all of them:
   but not in layers and slots.
 - The storage dtype is float32, float16 or bfloat16 (ml_dtypes); `zero` and `copy_slots` take uint8
   too.
+- On the CPU, a `kvpool.kernels.floats.bits_view` may stand for any float16 or bfloat16 array: a
+  caller that takes it once saves that on every call.
 - ``slot < 0`` means: no such token. Nothing is written for it, and it reads as zeros.
 - A slot at or past the end of a cache (or past `num_slots`, where that is given) is treated the
   same way.

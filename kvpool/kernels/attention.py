@@ -5,12 +5,12 @@ Pages are read in place, a tile of keys at a time, with a running (online) softm
 that each key is loaded and widened once for all of them. Within an item the lanes of a vector are
 (query, head) pairs, here called *lanes*::
 
-    scores  [keys, lanes]  =  K tile [keys, dim]  x  Q [dim, lanes] weights [keys, lanes]  =
-    exp2(scores - running maximum)            lane by lane, no horizontal sums result  [lanes, dim]
-    +=  weights transposed  x  V tile [keys, dim]
+    scores  [keys, lanes]   =  K tile [keys, dim]  x  Q [dim, lanes]
+    weights [keys, lanes]   =  exp2(scores - running maximum)
+    result  [lanes, dim]   +=  weights transposed  x  V tile [keys, dim]
 
-Neither K nor V is transposed, and both products are one routine, `block_product`, that keeps a
-block of results in registers.
+Neither K nor V is transposed, no sum runs across a vector, and both products are one routine,
+`block_product`, that keeps a block of results in registers.
 
 Items do not depend on the number of threads, and each is computed by one thread from start to end:
 results are the same bits for any number of threads.
@@ -39,9 +39,8 @@ from kvpool.kernels.tiles import (
 
 Array = np.ndarray[Any, Any]
 
-# A multiple of ROWS and of LANES, as blocks of the products cover keys whole. At head_dim 64 all
-# that an item works on is 140 KB: the tiles in use are in the first cache level, all of it in the
-# second.
+# A multiple of ROWS, so that blocks of rows fit the scratch arrays. At head_dim 64 an item works on
+# 140 KB, which stay in the second cache level.
 KEYS_PER_TILE = 96
 LANES_PER_ITEM = 96
 MAX_THREADS = 16

@@ -56,8 +56,7 @@ def _flat_row_when_compiling(array: Any, index: Any) -> Any:
 
 
 def prefetch(array: Any, slot: Any, first_head: Any, num_heads: Any) -> None:
-    """Ask the processor for ``array[slot, first_head : first_head + num_heads]``, a contiguous
-    run.
+    """Ask the processor to load these heads of a contiguous ``array[slot]``.
 
     Only a hint: any slot is allowed and harmless.
     """
