@@ -195,10 +195,10 @@ class RequestTable:
             )
         shared = valid_len // self.page_size
         num_pages = self._pages(total_capacity)
-        lease = self.ledger.fork(request.lease, shared, num_pages)
+        lease = self.ledger.fork(request.lease, shared, num_pages) if num_pages <= self.num_pages else None
         if lease is None:
             self.bind_failures += 1
-            raise self.exhausted(f"forking with {total_capacity} tokens", num_pages)
+            raise self.exhausted(f"forking with {total_capacity} tokens", num_pages, num_pages - shared)
         child = self._admit(lease, valid_len)
         if valid_len % self.page_size == 0:
             return child, None
@@ -339,6 +339,8 @@ class RequestTable:
         """The owner of a page in words; walks everything."""
         if page == self.num_pages:
             return "scratch"
+        if page > self.num_pages:
+            raise ValueError(f"page {page} is none of the pool's {self.num_pages} pages")
         state, holder, index = self.ledger.locate(page)
         if isinstance(holder, PageLease):
             start = index * self.page_size

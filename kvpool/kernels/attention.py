@@ -39,8 +39,8 @@ from kvpool.kernels.tiles import (
 
 Array = np.ndarray[Any, Any]
 
-# A multiple of ROWS, so that blocks of rows fit the scratch arrays. At head_dim 64 an item works on
-# 140 KB, which stay in the second cache level.
+# A multiple of ROWS, so that blocks of rows fit the scratch arrays. At head_dim 64 an item works
+# on 140 KB, which stay in the second cache level.
 KEYS_PER_TILE = 96
 LANES_PER_ITEM = 96
 MAX_THREADS = 16
