@@ -1,7 +1,12 @@
-"""kvpool: a KV-cache pool for LLM inference. Paged K/V buffers, prefix sharing, page tables for attention kernels."""
+"""kvpool: a KV-cache pool for LLM inference, in pages, with shared prefixes and page tables."""
 
 from kvpool.budget import StaticKVBudget, compute_static_kv_budget
-from kvpool.errors import KVCacheError, KVCacheExhaustedError, KVCacheStateError, UnknownRequestError
+from kvpool.errors import (
+    KVCacheError,
+    KVCacheExhaustedError,
+    KVCacheStateError,
+    UnknownRequestError,
+)
 from kvpool.layout import KVCacheLayout
 from kvpool.page_table import PageTable
 from kvpool.pool import DEFAULT_PAGE_SIZE, KVCachePool

@@ -1,4 +1,7 @@
-"""The one door for model code: attention over the pages of a pool. It chooses a backend and computes nothing."""
+"""The one door for model code: attention over the pages of a pool.
+
+It chooses a backend and computes nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ class PagedAttention:
         self._causal = causal
         self._scale = pool.head_dim**-0.5 if scale is None else float(scale)
         if table.page_size != pool.page_size:
-            raise ValueError(f"the page table has page_size {table.page_size}, the pool {pool.page_size}")
+            raise ValueError(
+                f"the page table has page_size {table.page_size}, the pool {pool.page_size}"
+            )
         batch_size = table.batch_size
         if qo_indptr is None:
             self._qo_indptr = np.arange(batch_size + 1, dtype=np.int32)
@@ -54,7 +59,8 @@ class PagedAttention:
         found = self._qo_indptr
         if found.shape != (batch_size + 1,) or found[0] != 0 or (np.diff(found) < 0).any():
             raise ValueError(
-                f"qo_indptr must be [batch + 1] = [{batch_size + 1}], start at 0 and not decrease, got {found.tolist()}"
+                f"qo_indptr must be [batch + 1] = [{batch_size + 1}], start at 0 and not "
+                f"decrease, got {found.tolist()}"
             )
 
     def run(self, layer: int, q: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -65,7 +71,8 @@ class PagedAttention:
         layer : int
             Layer index.
         q : array
-            ``[nnz, num_q_heads, head_dim]`` on the pool's device, float; `num_q_heads` a multiple of the KV heads.
+            ``[nnz, num_q_heads, head_dim]`` on the pool's device, float; `num_q_heads` a multiple
+            of the KV heads.
         out : array, optional
             Where to write, shape and dtype of `q`.
 
@@ -81,12 +88,15 @@ class PagedAttention:
             expected = f"[{num_queries}, num_q_heads, {pool.head_dim}]"
             raise ValueError(f"Invalid shape of q: expected {expected}, got {list(q.shape)}")
         if q.shape[1] == 0 or q.shape[1] % pool.num_kv_heads:
-            raise ValueError(f"q has {q.shape[1]} heads, no multiple of {pool.num_kv_heads} KV heads")
+            raise ValueError(
+                f"q has {q.shape[1]} heads, no multiple of {pool.num_kv_heads} KV heads"
+            )
         if out is None:
             out = pool.device.empty(q.shape, q.dtype)
         elif out.shape != q.shape or out.dtype != q.dtype:
             raise ValueError(
-                f"Invalid out: expected {list(q.shape)} of {q.dtype}, got {list(out.shape)} of {out.dtype}"
+                f"Invalid out: expected {list(q.shape)} of {q.dtype}, got {list(out.shape)} of "
+                f"{out.dtype}"
             )
         k_cache, v_cache = pool.layer_with_scratch(layer)
         cpu_attention(
@@ -138,4 +148,6 @@ def paged_attention(
     array
         ``[nnz, num_q_heads, head_dim]`` in the dtype of `q`.
     """
-    return PagedAttention(pool, table, qo_indptr=qo_indptr, causal=causal, scale=scale).run(layer, q, out)
+    return PagedAttention(pool, table, qo_indptr=qo_indptr, causal=causal, scale=scale).run(
+        layer, q, out
+    )

@@ -1,7 +1,8 @@
 """StaticKVBudget: how many tokens fit. Numbers in, numbers out; no device is asked here.
 
-The rule is SGLang's ``--mem-fraction-static``: a fraction of the total memory is for everything that stays (weights,
-pools, K/V), the rest for activations; K/V gets what the fraction leaves after all that is allocated already.
+The rule is SGLang's ``--mem-fraction-static``: a fraction of the total memory is for everything
+that stays (weights, pools, K/V), the rest for activations; K/V gets what the fraction leaves after
+all that is allocated already.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class StaticKVBudget:
     def __str__(self) -> str:
         lines = [
             f"{_gib(self.total)} in all, {_gib(self.used)} used before the pool",
-            f"static region {_gib(self.static_budget)}, left for activations {_gib(self.dynamic_reserve)}",
+            f"static region {_gib(self.static_budget)}, left for activations "
+            f"{_gib(self.dynamic_reserve)}",
             f"for K and V {_gib(self.kv_budget)} at {self.bytes_per_token} bytes a token: "
             f"{self.num_slots} tokens in {self.num_pages} pages of {self.page_size}",
         ]
@@ -58,7 +60,9 @@ class StaticKVBudget:
                 "or choose a smaller dtype or page size"
             )
         elif self.limited_by == "memory":
-            lines.append("limited by memory: raise mem_fraction or choose a smaller dtype for more")
+            lines.append(
+                "limited by memory: raise mem_fraction or choose a smaller dtype for more"
+            )
         else:
             lines.append("limited by max_batch_size x max_seq_len: raise them for more")
         return "\n".join(lines)
@@ -80,7 +84,8 @@ def compute_static_kv_budget(
     total, free : int
         Bytes of device memory in all, and free now (weights loaded, caches emptied).
     mem_fraction : float
-        Static region as a fraction of `total`, in ``(0, 1]``; taken as the decimal that it prints as.
+        Static region as a fraction of `total`, in ``(0, 1]``; taken as the decimal that it prints
+        as.
     bytes_per_token : int
         Bytes of K and V of one token over all layers.
     page_size : int

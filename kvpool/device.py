@@ -74,8 +74,8 @@ class Device:
         Parameters
         ----------
         array : array-like object
-            A NumPy array, or anything on the CPU that speaks DLPack or the array protocol. torch tensors may be
-            bfloat16, which NumPy's own DLPack import refuses.
+            A NumPy array, or anything on the CPU that speaks DLPack or the array protocol. torch
+            tensors may be bfloat16, which NumPy's own DLPack import refuses.
         name : str
             What to call it in an error.
 
@@ -112,7 +112,8 @@ class Device:
         found = self.asarray(array, name)
         if found.dtype != np.float64 and dtype_name(found.dtype) not in FLOAT_DTYPES:
             raise TypeError(
-                f"Invalid dtype of {name}: expected {', '.join(FLOAT_DTYPES)} or float64, got {found.dtype}"
+                f"Invalid dtype of {name}: expected {', '.join(FLOAT_DTYPES)} or float64, got "
+                f"{found.dtype}"
             )
         return found
 

@@ -63,7 +63,9 @@ class KVDType:
         """
         name = dtype_name(dtype)
         if name in FP8_DTYPES:
-            raise ValueError(f"dtype {name} is not available in this version; choose one of {_names()}")
+            raise ValueError(
+                f"dtype {name} is not available in this version; choose one of {_names()}"
+            )
         if name not in FLOAT_DTYPES:
             raise ValueError(f"dtype must be one of {_names()}, got {name!r}")
         compute = name if compute_dtype is None else dtype_name(compute_dtype)
@@ -113,12 +115,16 @@ def check_scale(
     """
     values = np.asarray(scale, dtype=np.float64)
     if values.ndim > 1 or (values.ndim == 1 and values.size != num_layers):
-        raise ValueError(f"{name} must be one number or one per layer [{num_layers}], got {values.shape}")
+        raise ValueError(
+            f"{name} must be one number or one per layer [{num_layers}], got {values.shape}"
+        )
     for value in values.ravel():
         if not math.isfinite(value) or value <= 0:
             raise ValueError(f"{name} must be finite and > 0, got {value}")
     if dtype.name not in FP8_DTYPES and (values != 1.0).any():
-        raise ValueError(f"{name} must be 1.0 for dtype {dtype.name}: only FP8 is scaled, got {scale}")
+        raise ValueError(
+            f"{name} must be 1.0 for dtype {dtype.name}: only FP8 is scaled, got {scale}"
+        )
     return float(values) if values.ndim == 0 else values.astype(np.float32)
 
 

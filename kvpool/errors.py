@@ -13,8 +13,8 @@ class KVCacheError(Exception):
 class KVCacheExhaustedError(KVCacheError, RuntimeError):
     """Not enough pages, or a position past a row's capacity.
 
-    Raised by binds, `extend_request`, `fork_request`, `alloc`, the sizing factories, and by steps for
-    positions that a row has no page for.
+    Raised by binds, `extend_request`, `fork_request`, `alloc`, the sizing factories, and by steps
+    for positions that a row has no page for.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ def _rebuild_exhausted(message: str, fields: dict[str, int]) -> KVCacheExhausted
 
 
 class UnknownRequestError(KVCacheError, KeyError):
-    """A request id that is not bound: finished, unbound, or never given out. Ids are never reused."""
+    """A request id that is not bound: finished, unbound or never given out; none is reused."""
 
     def __str__(self) -> str:
         # KeyError would print the repr of the message.
@@ -63,4 +63,4 @@ class UnknownRequestError(KVCacheError, KeyError):
 
 
 class KVCacheStateError(KVCacheError, RuntimeError):
-    """The pool is in no state for this call: closed, no active step, a dead step, concurrent entry."""
+    """No state for this call: closed pool, no active step, a dead step, concurrent entry."""

@@ -65,22 +65,27 @@ class KVCacheLayout:
         Parameters
         ----------
         config : path, mapping or object
-            A file, its content, or an object with the same attributes. A nested ``text_config`` is used where present.
+            A file, its content, or an object with the same attributes. A nested ``text_config`` is
+            used where present.
         max_batch_size : int
             Requests at once.
         max_seq_len : int, optional
             Tokens of the longest request; default ``max_position_embeddings``, else 2048.
         tp_size : int
-            Tensor-parallel ranks. KV heads are divided among them, or replicated when there are fewer heads.
+            Tensor-parallel ranks. KV heads are divided among them, or replicated when there are
+            fewer heads.
 
         Raises
         ------
         ValueError
-            Missing keys, sizes that do not divide, or an attention that K/V pages of equal heads cannot hold.
+            Missing keys, sizes that do not divide, or an attention that K/V pages of equal heads
+            cannot hold.
         """
         read = _reader(config)
         if read("kv_lora_rank") is not None:
-            raise ValueError("config has kv_lora_rank (MLA): its cache is not K and V of equal heads")
+            raise ValueError(
+                "config has kv_lora_rank (MLA): its cache is not K and V of equal heads"
+            )
         num_layers = _required(read, "num_hidden_layers", "n_layer", "num_layers")
         num_heads = _required(read, "num_attention_heads", "n_head")
         num_kv_heads = read("num_key_value_heads") or read("multi_query_group_num") or num_heads
@@ -88,12 +93,18 @@ class KVCacheLayout:
         if head_dim is None:
             hidden_size = _required(read, "hidden_size", "n_embd")
             if hidden_size % num_heads:
-                raise ValueError(f"hidden_size {hidden_size} is no multiple of {num_heads} attention heads")
+                raise ValueError(
+                    f"hidden_size {hidden_size} is no multiple of {num_heads} attention heads"
+                )
             head_dim = hidden_size // num_heads
         if max_seq_len is None:
             max_seq_len = read("max_position_embeddings") or 2048
         return cls(
-            num_layers, _heads_of_rank(num_kv_heads, tp_size), head_dim, max_batch_size, max_seq_len
+            num_layers,
+            _heads_of_rank(num_kv_heads, tp_size),
+            head_dim,
+            max_batch_size,
+            max_seq_len,
         )
 
 
@@ -102,17 +113,25 @@ def _heads_of_rank(num_kv_heads: int, tp_size: int) -> int:
         raise ValueError(f"tp_size must be at least 1, got {tp_size}")
     if num_kv_heads >= tp_size:
         if num_kv_heads % tp_size:
-            raise ValueError(f"{num_kv_heads} KV heads do not divide among tp_size {tp_size} ranks")
+            raise ValueError(
+                f"{num_kv_heads} KV heads do not divide among tp_size {tp_size} ranks"
+            )
         return num_kv_heads // tp_size
     if tp_size % num_kv_heads:
-        raise ValueError(f"{num_kv_heads} KV heads cannot be replicated evenly on tp_size {tp_size} ranks")
+        raise ValueError(
+            f"{num_kv_heads} KV heads cannot be replicated evenly on tp_size {tp_size} ranks"
+        )
     return 1
 
 
 def _reader(config: Any) -> Any:
     if isinstance(config, (str, Path)):
         config = json.loads(Path(config).read_text(encoding="utf-8"))
-    inner = config.get("text_config") if isinstance(config, Mapping) else getattr(config, "text_config", None)
+    inner = (
+        config.get("text_config")
+        if isinstance(config, Mapping)
+        else getattr(config, "text_config", None)
+    )
     if inner is not None:
         config = inner
     if isinstance(config, Mapping):

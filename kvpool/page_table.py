@@ -1,4 +1,5 @@
-"""PageTable: which pages an attention kernel reads, row by row. It knows pages and lengths, never requests.
+"""PageTable: which pages an attention kernel reads, row by row. It knows pages and lengths, never
+requests.
 
 The layout is FlashInfer's CSR: row b reads ``indices[indptr[b]:indptr[b + 1]]``, and
 ``length = page_size * (num_pages - 1) + last_page_len``.
@@ -52,19 +53,20 @@ class PageTable:
     @property
     def batch_size(self) -> int:
         """Rows."""
-        return self.last_page_len_host.shape[0]
+        return int(self.last_page_len_host.shape[0])
 
     def __repr__(self) -> str:
         return f"PageTable(lengths={self.lengths_host.tolist()}, page_size={self.page_size})"
 
     def block_table(self, max_pages: int | None = None) -> NDArray[np.int32]:
-        """The table as a dense int32 ``[batch, max_pages]``, for kernels that want it so (FlashAttention).
+        """The table as a dense int32 ``[batch, max_pages]``, for kernels that want it so
+        (FlashAttention).
 
         Parameters
         ----------
         max_pages : int, optional
-            Columns; default the longest row's pages. Entries behind a row's pages are the scratch page, which may be
-            read.
+            Columns; default the longest row's pages. Entries behind a row's pages are the scratch
+            page, which may be read.
 
         Raises
         ------
@@ -76,18 +78,22 @@ class PageTable:
         if max_pages is None:
             max_pages = longest
         if max_pages < longest:
-            raise ValueError(f"max_pages must be at least {longest}, the longest row's pages, got {max_pages}")
+            raise ValueError(
+                f"max_pages must be at least {longest}, the longest row's pages, got {max_pages}"
+            )
         dense = np.full((self.batch_size, max_pages), self._scratch_page, np.int32)
         dense[np.arange(max_pages) < counts[:, None]] = self.indices
         return dense
 
     def bump(self, lengths: NDArray[np.int64]) -> bool:
-        """Take over `lengths` in place if no row changes its number of pages; else change nothing and say False."""
+        """Take over `lengths` in place; False, and no change, if a row changes its page count."""
         num_pages = -(-lengths // self.page_size)
         if not np.array_equal(num_pages, np.diff(self.indptr_host)):
             return False
         self.lengths_host[:] = lengths
-        self.last_page_len_host[:] = np.where(num_pages > 0, lengths - (num_pages - 1) * self.page_size, 0)
+        self.last_page_len_host[:] = np.where(
+            num_pages > 0, lengths - (num_pages - 1) * self.page_size, 0
+        )
         return True
 
     def covers(self, lengths: Any) -> bool:

@@ -1,4 +1,4 @@
-"""KVCachePool: the whole pool. Factories, wiring and the public calls; the work is done one floor below."""
+"""KVCachePool: the whole pool. Wiring and public calls; the work is done one floor below."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DEFAULT_PAGE_SIZE = 16
 class KVCachePool:
     """K and V of a model in pages, shared between requests through a radix tree.
 
-    The pool is static: its buffers are allocated once, binds claim pages of them and never grow them. It serves one
-    scheduler thread; concurrent entry raises `KVCacheStateError`.
+    The pool is static: its buffers are allocated once, binds claim pages of them and never grow
+    them. It serves one scheduler thread; concurrent entry raises `KVCacheStateError`.
 
     Parameters
     ----------
@@ -44,20 +44,23 @@ class KVCachePool:
     device : str or Device
         ``"cpu"``.
     dtype : str or dtype
-        Storage dtype by its torch name, or an object that carries such a name: float32, float16, bfloat16.
+        Storage dtype by its torch name, or an object that carries such a name: float32, float16,
+        bfloat16.
     k_scale, v_scale : float or sequence of float
         Quantisation scales, one number or one per layer; 1.0 for a dtype that is not FP8.
     compute_dtype : str or dtype, optional
         What `get` returns; default `dtype`.
     zero_rejected_kv : bool, optional
-        Whether `truncate_to` zeroes the rejected tail; default on, ``KVPOOL_ZERO_REJECTED_KV=0`` turns it off.
+        Whether `truncate_to` zeroes the rejected tail; default on, ``KVPOOL_ZERO_REJECTED_KV=0``
+        turns it off.
     max_batch_size, max_seq_len : int
         Sizes of the graph buffers; `max_seq_len` defaults to `num_slots`.
 
     Raises
     ------
     ValueError, TypeError
-        Sizes below 1, `num_slots` that is no multiple of `page_size`, an unknown dtype or device, a bad scale.
+        Sizes below 1, `num_slots` that is no multiple of `page_size`, an unknown dtype or device,
+        a bad scale.
     """
 
     def __init__(
@@ -79,7 +82,11 @@ class KVCachePool:
     ) -> None:
         _check_sizes(num_slots, page_size)
         self._layout = KVCacheLayout(
-            num_layers, num_kv_heads, head_dim, max_batch_size, num_slots if max_seq_len is None else max_seq_len
+            num_layers,
+            num_kv_heads,
+            head_dim,
+            max_batch_size,
+            num_slots if max_seq_len is None else max_seq_len,
         )
         self._device = Device(device)
         self._dtype = KVDType.of(dtype, compute_dtype)
@@ -96,7 +103,8 @@ class KVCachePool:
         self._requests = RequestTable(num_slots // page_size, page_size, num_layers)
         self._gate = Gate(KVCacheStateError)
         self._prefix_reuse = True
-        # The rows to be active, and their step once somebody asks for it: a bind must not pay for a step.
+        # The rows to be active, and their step once somebody asks for it: a bind must not pay
+        # for a step.
         self._active: list[Request] = []
         self._step: Step | None = None
 
@@ -125,7 +133,8 @@ class KVCachePool:
         mem_fraction : float
             Static region as a fraction of the device's memory, in ``(0, 1]``.
         memory : tuple of int, optional
-            ``(total, free)`` bytes instead of a reading. A CPU is not read: without `memory` the cap decides.
+            ``(total, free)`` bytes instead of a reading. A CPU is not read: without `memory` the
+            cap decides.
 
         Raises
         ------
@@ -151,15 +160,19 @@ class KVCachePool:
 
     @classmethod
     def for_testing(cls, layout: KVCacheLayout, device: Any = "cpu") -> KVCachePool:
-        """A float32 pool of page size 1 and ``max_batch_size * max_seq_len`` slots, for unit tests."""
+        """A float32 pool of page size 1, ``max_batch_size * max_seq_len`` slots, for unit tests."""
         return cls._of(layout, _cap(layout, 1), 1, device, "float32")
 
     @classmethod
-    def for_mtp(cls, layout: KVCacheLayout, device: Any, dtype: Any, page_size: int) -> KVCachePool:
-        """A pool of fixed size for the draft head's short-lived K/V of one multi-token-prediction round.
+    def for_mtp(
+        cls, layout: KVCacheLayout, device: Any, dtype: Any, page_size: int
+    ) -> KVCachePool:
+        """A pool of fixed size for the draft head's short-lived K/V of one multi-token-prediction
+        round.
 
-        Give it the main pool's dtype and page size: a batched draft step over a pool that differed in them ran into an
-        illegal memory access, because both pools share one decode call (`tests/test_flow_pages.py` keeps this scar).
+        Give it the main pool's dtype and page size: a batched draft step over a pool that differed
+        in them ran into an illegal memory access, because both pools share one decode call
+        (`tests/test_flow_pages.py` keeps this scar).
         """
         return cls._of(layout, _cap(layout, page_size), page_size, device, dtype)
 
@@ -174,7 +187,8 @@ class KVCachePool:
         *,
         memory: tuple[int, int] | None = None,
     ) -> KVCachePool:
-        """The draft head's own history of every bound request: the main pool's slots, prefix reuse off.
+        """The draft head's own history of every bound request: the main pool's slots, prefix reuse
+        off.
 
         Parameters
         ----------
@@ -200,7 +214,8 @@ class KVCachePool:
             num_pages = min(num_pages, half // layout.bytes_per_token(dtype) // page_size)
             if num_pages == 0:
                 raise _no_page(
-                    f"half of the free {memory[1]} bytes holds not one page of {page_size} tokens at "
+                    f"half of the free {memory[1]} bytes holds not one page of {page_size} tokens "
+                    "at "
                     f"{layout.bytes_per_token(dtype)} bytes each"
                 )
         pool = cls._of(layout, num_pages * page_size, page_size, device, dtype)
@@ -209,7 +224,13 @@ class KVCachePool:
 
     @classmethod
     def _of(
-        cls, layout: KVCacheLayout, num_slots: int, page_size: int, device: Any, dtype: Any, **options: Any
+        cls,
+        layout: KVCacheLayout,
+        num_slots: int,
+        page_size: int,
+        device: Any,
+        dtype: Any,
+        **options: Any,
     ) -> KVCachePool:
         sizes = {"max_batch_size": layout.max_batch_size, "max_seq_len": layout.max_seq_len}
         return cls(
@@ -227,7 +248,7 @@ class KVCachePool:
     StaticKVBudget = StaticKVBudget
 
     def close(self) -> None:
-        """Let go of the buffers; views that were handed out keep theirs alive. A second close does nothing."""
+        """Let go of the buffers; views handed out stay valid. A second close does nothing."""
         self._gate.close()
         self._storage = None
         self._active = []
@@ -242,15 +263,20 @@ class KVCachePool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self._gate.closed else ""
         return (
-            f"KVCachePool({self.num_pages} pages of {self._page_size}, {self._layout.num_layers} layers, "
-            f"{self._layout.num_kv_heads} heads of {self._layout.head_dim}, {self._dtype.name} on {self._device}{state})"
+            f"KVCachePool({self.num_pages} pages of {self._page_size}, {self._layout.num_layers} "
+            "layers, "
+            f"{self._layout.num_kv_heads} heads of {self._layout.head_dim}, {self._dtype.name} on "
+            f"{self._device}{state})"
         )
 
     # ---- reading it
@@ -332,7 +358,7 @@ class KVCachePool:
 
     @property
     def key_cache(self) -> NDArray[Any]:
-        """K of all layers, ``[num_layers, num_slots, num_kv_heads, head_dim]`` in the storage dtype, a view."""
+        """K, ``[num_layers, num_slots, num_kv_heads, head_dim]`` in the storage dtype, a view."""
         return self._open_storage().key_cache
 
     @property
@@ -349,7 +375,8 @@ class KVCachePool:
         return self.layer_with_scratch(layer)[1][: self._num_slots]
 
     def layer_with_scratch(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """K and V of one layer, scratch page included: ``[num_slots + page_size, num_kv_heads, head_dim]``, views.
+        """K and V of one layer, scratch page included: ``[num_slots + page_size, num_kv_heads,
+        head_dim]``, views.
 
         For kernels that follow a page table whose padding names the scratch page.
         """
@@ -368,7 +395,10 @@ class KVCachePool:
 
     @property
     def radix(self) -> RadixCache:
-        """The tree of cached prefixes. On a pool it takes only pages from `alloc`, and hands evicted ones to `free`."""
+        """The tree of cached prefixes.
+
+        On a pool, `insert` takes only pages from `alloc`, and `evict` hands out pages for `free`.
+        """
         return self._requests.ledger.tree
 
     @property
@@ -380,7 +410,7 @@ class KVCachePool:
 
     @property
     def prefix_reuse_enabled(self) -> bool:
-        """Whether binds match and finishes insert. A request bound while it is off never inserts."""
+        """Whether binds match and finishes insert; a request bound while off never inserts."""
         return self._prefix_reuse
 
     @prefix_reuse_enabled.setter
@@ -405,8 +435,8 @@ class KVCachePool:
     def reset_prefix_cache(self) -> int:
         """Forget all cached prefixes, after new weights for instance.
 
-        Unlocked pages are free at once; locked ones leave the index at once and are freed at their last unlock. A
-        request bound before the reset inserts nothing.
+        Unlocked pages are free at once; locked ones leave the index at once and are freed at their
+        last unlock. A request bound before the reset inserts nothing.
 
         Returns
         -------
@@ -441,8 +471,12 @@ class KVCachePool:
             num_pages = paging.num_pages_for_length(num_tokens, self._page_size)
             pages = self._requests.ledger.take(num_pages) if num_pages <= self.num_pages else None
             if pages is None:
-                raise self._requests.exhausted(f"allocating {num_tokens} tokens", num_pages, num_pages)
-            return (pages[:, None] * np.int64(self._page_size) + np.arange(self._page_size)).ravel()
+                raise self._requests.exhausted(
+                    f"allocating {num_tokens} tokens", num_pages, num_pages
+                )
+            return (
+                pages[:, None] * np.int64(self._page_size) + np.arange(self._page_size)
+            ).ravel()
         finally:
             self._gate.leave()
 
@@ -457,7 +491,8 @@ class KVCachePool:
         Raises
         ------
         ValueError
-            A page that is not whole, stands twice, or was not taken by `alloc`: names page and owner.
+            A page that is not whole, stands twice, or was not taken by `alloc`: names page and
+            owner.
         """
         self._gate.enter()
         try:
@@ -466,7 +501,11 @@ class KVCachePool:
             if bad >= 0:
                 page = int(pages[bad])
                 twice = page in pages[:bad]
-                owner = "given twice in this call" if twice else f"owner: {self._requests.page_owner(page)}"
+                owner = (
+                    "given twice in this call"
+                    if twice
+                    else f"owner: {self._requests.page_owner(page)}"
+                )
                 raise ValueError(f"page {page} was not taken by alloc ({owner})")
         finally:
             self._gate.leave()
@@ -489,7 +528,8 @@ class KVCachePool:
         if outside.any():
             slot = grouped[np.argmax(outside), 0]
             raise ValueError(
-                f"page {slot // self._page_size} (slot {slot}) is none of the pool's {self.num_pages} pages"
+                f"page {slot // self._page_size} (slot {slot}) is none of the pool's "
+                f"{self.num_pages} pages"
             )
         if ragged.any():
             page = grouped[np.argmax(ragged), 0] // self._page_size
@@ -501,7 +541,8 @@ class KVCachePool:
     def bind_request(
         self, prompt: Any, total_capacity: int, *, extra_key: ExtraKey = None, priority: int = 0
     ) -> int:
-        """Bind a request: match its prompt, lock the match, reserve pages for all of `total_capacity`.
+        """Bind a request: match its prompt, lock the match, reserve pages for all of
+        `total_capacity`.
 
         Parameters
         ----------
@@ -531,15 +572,20 @@ class KVCachePool:
         self._gate.enter()
         try:
             alone = len(self._requests) == 0
-            request = self._requests.bind(prompt, total_capacity, extra_key, priority, self._prefix_reuse)
+            request = self._requests.bind(
+                prompt, total_capacity, extra_key, priority, self._prefix_reuse
+            )
             if alone:
                 self._activate([request])
             return request.request_id
         finally:
             self._gate.leave()
 
-    def bind_with_prefix(self, prompt: Any, total_capacity: int, *, extra_key: ExtraKey = None) -> int:
-        """Release every other request and bind one, clamped to what can be had; it becomes the active step.
+    def bind_with_prefix(
+        self, prompt: Any, total_capacity: int, *, extra_key: ExtraKey = None
+    ) -> int:
+        """Release every other request and bind one, clamped to what can be had; it becomes the
+        active step.
 
         Returns
         -------
@@ -553,14 +599,17 @@ class KVCachePool:
         """
         self._gate.enter()
         try:
-            request = self._requests.bind_alone(prompt, total_capacity, extra_key, self._prefix_reuse)
+            request = self._requests.bind_alone(
+                prompt, total_capacity, extra_key, self._prefix_reuse
+            )
             self._activate([request])
             return request.lease.matched_pages * self._page_size
         finally:
             self._gate.leave()
 
     def bind_requests(self, batch_size: int, capacity: int) -> list[int]:
-        """Release every other request and bind `batch_size` without a prompt, clamped equally; they become active.
+        """Release every other request and bind `batch_size` without a prompt, clamped equally;
+        they become active.
 
         Raises
         ------
@@ -582,16 +631,18 @@ class KVCachePool:
         """Whether `bind_request` would succeed now; changes nothing, not even recency."""
         self._gate.enter()
         try:
-            return self._requests.ledger.would_fit(prompt, total_capacity, extra_key, self._prefix_reuse)
+            return self._requests.ledger.would_fit(
+                prompt, total_capacity, extra_key, self._prefix_reuse
+            )
         finally:
             self._gate.leave()
 
     def fork_request(self, request_id: int, total_capacity: int) -> int:
         """A second request over the same written tokens, for beam search and parallel sampling.
 
-        Whole written pages are held by both, read-only from now on, and counted once; the partial page is copied.
-        Namespace and priority are inherited. The first holder that finishes or checkpoints brings the shared pages into
-        the tree.
+        Whole written pages are held by both, read-only from now on, and counted once; the partial
+        page is copied. Namespace and priority are inherited. The first holder that finishes or
+        checkpoints brings the shared pages into the tree.
 
         Returns
         -------
@@ -624,7 +675,8 @@ class KVCachePool:
     # ---- while bound
 
     def extend_request(self, request_id: int, total_capacity: int) -> None:
-        """Reserve more pages for a bound request, all or nothing; page ids and addresses of what is there stay.
+        """Reserve more pages for a bound request, all or nothing; page ids and addresses of what
+        is there stay.
 
         Raises
         ------
@@ -633,7 +685,9 @@ class KVCachePool:
         """
         self._gate.enter()
         try:
-            self._requests.extend(self._requests.get(request_id), _count(total_capacity, "total_capacity"))
+            self._requests.extend(
+                self._requests.get(request_id), _count(total_capacity, "total_capacity")
+            )
         finally:
             self._gate.leave()
 
@@ -641,12 +695,15 @@ class KVCachePool:
         """Give whole unused pages past `total_capacity` back; pages that were written to stay."""
         self._gate.enter()
         try:
-            self._requests.shrink(self._requests.get(request_id), _count(total_capacity, "total_capacity"))
+            self._requests.shrink(
+                self._requests.get(request_id), _count(total_capacity, "total_capacity")
+            )
         finally:
             self._gate.leave()
 
     def mark_written(self, request_id: int, length: int) -> None:
-        """Declare K and V of ``[0, length)`` present on every layer, for code that writes without `put`.
+        """Declare K and V of ``[0, length)`` present on every layer, for code that writes without
+        `put`.
 
         Such code answers for the rest of the last page too. Only ever raises `valid_len`.
 
@@ -662,7 +719,8 @@ class KVCachePool:
             self._gate.leave()
 
     def checkpoint_request(self, request_id: int, tokens: Any) -> int:
-        """Insert what is written so far and keep the request bound, so that others can share it at once.
+        """Insert what is written so far and keep the request bound, so that others can share it at
+        once.
 
         Page ids of the request do not change; its whole written pages become read-only.
 
@@ -685,7 +743,9 @@ class KVCachePool:
         """
         self._gate.enter()
         try:
-            return self._requests.checkpoint(self._requests.get(request_id), tokens, self._prefix_reuse)
+            return self._requests.checkpoint(
+                self._requests.get(request_id), tokens, self._prefix_reuse
+            )
         finally:
             self._gate.leave()
 
@@ -697,8 +757,8 @@ class KVCachePool:
         request_id : int
             A bound request.
         tokens : sequence of int
-            Prompt and generated tokens from position 0, no padding; may be shorter than what was written, and is cut at
-            `valid_len`.
+            Prompt and generated tokens from position 0, no padding; may be shorter than what was
+            written, and is cut at `valid_len`.
 
         Returns
         -------
@@ -712,7 +772,9 @@ class KVCachePool:
         """
         self._gate.enter()
         try:
-            return self._requests.finish(self._requests.get(request_id), tokens, self._prefix_reuse)
+            return self._requests.finish(
+                self._requests.get(request_id), tokens, self._prefix_reuse
+            )
         finally:
             self._gate.leave()
 
@@ -729,7 +791,8 @@ class KVCachePool:
             candidates = list(self._requests) if len(self._requests) == 1 else self._live_rows()
             if len(candidates) != 1:
                 raise KVCacheStateError(
-                    f"{len(self._requests)} requests are bound and {len(candidates)} active, expected one of either: "
+                    f"{len(self._requests)} requests are bound and {len(candidates)} active, "
+                    "expected one of either: "
                     "name it with finish_request"
                 )
             return self._requests.finish(candidates[0], tokens, self._prefix_reuse)
@@ -801,7 +864,9 @@ class KVCachePool:
             if not request_ids:
                 raise ValueError("activate_step expects at least one request id, got none")
             if len(set(request_ids)) < len(request_ids):
-                raise ValueError(f"activate_step expects each request once, got {list(request_ids)}")
+                raise ValueError(
+                    f"activate_step expects each request once, got {list(request_ids)}"
+                )
             self._activate([self._requests.get(request_id) for request_id in request_ids])
             return self._make_step()
         finally:
@@ -834,7 +899,11 @@ class KVCachePool:
     def _make_step(self) -> Step:
         if self._step is None:
             self._step = Step(
-                self._requests, self._open_storage(), self._active, self._gate, self._zero_rejected_kv
+                self._requests,
+                self._open_storage(),
+                self._active,
+                self._gate,
+                self._zero_rejected_kv,
             )
         return self._step
 
@@ -855,7 +924,7 @@ class KVCachePool:
     # ---- looking after it
 
     def page_owner(self, page: int) -> str:
-        """The owner of a page in words: free, a request and its positions, the tree, taken, scratch. May walk."""
+        """The owner of a page in words: free, a request, the tree, taken or scratch. May walk."""
         self._gate.enter()
         try:
             return self._requests.page_owner(_count(page, "page"))
@@ -926,5 +995,10 @@ def _cap(layout: KVCacheLayout, page_size: int) -> int:
 
 def _no_page(explanation: str) -> KVCacheExhaustedError:
     return KVCacheExhaustedError(
-        explanation, needed_pages=1, free_pages=0, evictable_pages=0, total_pages=0, can_ever_fit=False
+        explanation,
+        needed_pages=1,
+        free_pages=0,
+        evictable_pages=0,
+        total_pages=0,
+        can_ever_fit=False,
     )

@@ -1,7 +1,8 @@
 """Request and RequestTable: what lives from bind to finish.
 
-The only place of `kvpool` that moves pages between the free list, the tree and requests; the moves themselves are one
-crossing each into `kvpool_ext.ledger`. What finish does with each part of a request, half-open, in tokens:
+The only place of `kvpool` that moves pages between the free list, the tree and requests; the moves
+themselves are one crossing each into `kvpool_ext.ledger`. What finish does with each part of a
+request, half-open, in tokens:
 
 ===================  ==========================================  =================================
 part                 owner until now                             finish
@@ -12,7 +13,8 @@ part                 owner until now                             finish
 [floor(valid), capacity)  private                                freed
 ===================  ==========================================  =================================
 
-``valid`` is the number of leading tokens whose K/V was written on every layer and not taken back since.
+``valid`` is the number of leading tokens whose K/V was written on every layer and not taken back
+since.
 """
 
 from __future__ import annotations
@@ -118,7 +120,8 @@ class RequestTable:
             return self._requests[request_id]
         except (KeyError, TypeError):
             raise UnknownRequestError(
-                f"request {request_id!r} is not bound (ids are never reused; {len(self)} are bound)"
+                f"request {request_id!r} is not bound (ids are never reused; {len(self)} are "
+                "bound)"
             ) from None
 
     # ---- bind
@@ -149,23 +152,27 @@ class RequestTable:
         prompt = as_tokens(prompt)
         num_tokens = prompt.size
         matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
-        capacity = min(self.ledger.pages_for(num_tokens, total_capacity), matched + room) * self.page_size
+        capacity = (
+            min(self.ledger.pages_for(num_tokens, total_capacity), matched + room) * self.page_size
+        )
         if capacity < num_tokens:
             raise ValueError(
-                f"a prompt of {num_tokens} tokens cannot fit: {capacity} slots are the most that releasing all "
+                f"a prompt of {num_tokens} tokens cannot fit: {capacity} slots are the most that "
+                "releasing all "
                 "other requests gives"
             )
         self.unbind_all()
         return self.bind(prompt, capacity, extra_key, 0, reuse)
 
     def bind_equal(self, batch_size: int, capacity: int, reuse: bool) -> list[Request]:
-        """Release every other request, then bind `batch_size` requests without a prompt, clamped equally."""
+        """Release every other request, then bind `batch_size` without a prompt, clamped equally."""
         _, room = self.ledger.room_if_alone([], None, False)
         num_pages = min(self._pages(capacity), room // batch_size)
         if num_pages == 0:
             self.bind_failures += 1
             raise KVCacheExhaustedError(
-                f"{batch_size} requests need at least {batch_size} pages, {room} can be had by releasing all others",
+                f"{batch_size} requests need at least {batch_size} pages, {room} can be had by "
+                "releasing all others",
                 needed_pages=batch_size,
                 free_pages=self.free_pages,
                 evictable_pages=self.ledger.evictable_pages,
@@ -180,25 +187,35 @@ class RequestTable:
             requests.append(self._admit(lease))
         return requests
 
-    def fork(self, request: Request, total_capacity: int) -> tuple[Request, tuple[int, int] | None]:
+    def fork(
+        self, request: Request, total_capacity: int
+    ) -> tuple[Request, tuple[int, int] | None]:
         """A second request over the same written tokens.
 
         Returns
         -------
         tuple
-            The new request, and ``(source page, target page)`` of the partial page that must be copied, or None.
+            The new request, and ``(source page, target page)`` of the partial page that must be
+            copied, or None.
         """
         valid_len = self.valid_len(request)
         if total_capacity < valid_len:
             raise ValueError(
-                f"total_capacity is {total_capacity} tokens, request {request.request_id} has {valid_len} written"
+                f"total_capacity is {total_capacity} tokens, request {request.request_id} has "
+                f"{valid_len} written"
             )
         shared = valid_len // self.page_size
         num_pages = self._pages(total_capacity)
-        lease = self.ledger.fork(request.lease, shared, num_pages) if num_pages <= self.num_pages else None
+        lease = (
+            self.ledger.fork(request.lease, shared, num_pages)
+            if num_pages <= self.num_pages
+            else None
+        )
         if lease is None:
             self.bind_failures += 1
-            raise self.exhausted(f"forking with {total_capacity} tokens", num_pages, num_pages - shared)
+            raise self.exhausted(
+                f"forking with {total_capacity} tokens", num_pages, num_pages - shared
+            )
         child = self._admit(lease, valid_len)
         if valid_len % self.page_size == 0:
             return child, None
@@ -206,7 +223,9 @@ class RequestTable:
         return child, (int(request.lease.pages()[shared]), int(lease.pages()[shared]))
 
     def _admit(self, lease: PageLease, written: int | None = None) -> Request:
-        row = self.written.add(lease.matched_pages * self.page_size if written is None else written)
+        row = self.written.add(
+            lease.matched_pages * self.page_size if written is None else written
+        )
         self._last_id += 1
         request = Request(self._last_id, lease, row)
         lease.tag = self._last_id
@@ -224,7 +243,7 @@ class RequestTable:
         return request.lease.num_pages * self.page_size
 
     def extend(self, request: Request, total_capacity: int) -> None:
-        """Reserve up to `total_capacity`, all or nothing; less than there is already changes nothing."""
+        """Reserve up to `total_capacity`, all or nothing; less than there is changes nothing."""
         num_pages = self._pages(total_capacity)
         if num_pages > self.num_pages or not self.ledger.extend(request.lease, num_pages):
             raise self.exhausted(
@@ -275,7 +294,9 @@ class RequestTable:
 
     def finish(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert the written whole pages of `tokens`, then unbind."""
-        inserted = self.ledger.finish(request.lease, tokens, self.written.minimum(request.row), reuse)
+        inserted = self.ledger.finish(
+            request.lease, tokens, self.written.minimum(request.row), reuse
+        )
         self.prefix_insert_tokens += inserted
         self._forget(request)
         return inserted
@@ -302,7 +323,9 @@ class RequestTable:
         """Pages that nobody holds."""
         return self.ledger.allocator.num_free
 
-    def exhausted(self, what: str, num_pages: int, needed: int | None = None) -> KVCacheExhaustedError:
+    def exhausted(
+        self, what: str, num_pages: int, needed: int | None = None
+    ) -> KVCacheExhaustedError:
         """The error of a call that the ledger answered with a shortage."""
         needed = self.ledger.needed_pages if needed is None else needed
         free, evictable = self.free_pages, self.ledger.evictable_pages
@@ -313,7 +336,8 @@ class RequestTable:
             else f"no waiting helps: {num_pages} pages in all are more than the pool has"
         )
         return KVCacheExhaustedError(
-            f"{what} needs {needed} pages; {free} are free and {evictable} evictable (a matched prefix not counted) "
+            f"{what} needs {needed} pages; {free} are free and {evictable} evictable (a matched "
+            "prefix not counted) "
             f"of {self.num_pages}: {advice}",
             needed_pages=needed,
             free_pages=free,
@@ -350,11 +374,12 @@ class RequestTable:
             start = holder.start + index * self.page_size
             tokens = holder.tokens[index * self.page_size : (index + 1) * self.page_size]
             key = "" if holder.extra_key is None else f" under extra_key {holder.extra_key!r}"
-            return f"tree, positions [{start}, {start + self.page_size}){key}, tokens {tokens.tolist()}"
+            end = start + self.page_size
+            return f"tree, positions [{start}, {end}){key}, tokens {tokens.tolist()}"
         return "taken by alloc" if state == "taken" else state
 
     def check(self) -> None:
-        """Verify ledger, tree, locks and written lengths; KVCacheStateError says what is out of sync."""
+        """Verify ledger, tree, locks and lengths; KVCacheStateError says what is out of sync."""
         try:
             self.ledger.check()
         except RuntimeError as error:

@@ -1,7 +1,8 @@
 """Step: the rows of one forward pass.
 
-A step lives as long as all of its requests are bound; any use after that raises `KVCacheStateError`. What is the same
-for all layers of a pass (slots of the written window, the page table) is made once and found again by value.
+A step lives as long as all of its requests are bound; any use after that raises
+`KVCacheStateError`. What is the same for all layers of a pass (slots of the written window, the
+page table) is made once and found again by value.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ Positions = int | Sequence[int] | NDArray[np.integer[Any]]
 
 
 class Step:
-    """Rows of one forward pass, in the order they were activated; made by `KVCachePool.activate_step`.
+    """Rows of one forward pass, in the order they were activated; made by
+    `KVCachePool.activate_step`.
 
-    Positions count from the start of each request, ranges are half-open, and an argument that takes one position a row
-    takes an int for all rows too.
+    Positions count from the start of each request, ranges are half-open, and an argument that
+    takes one position a row takes an int for all rows too.
     """
 
     def __init__(
@@ -124,8 +126,8 @@ class Step:
     ) -> None:
         """Write K and V of one layer at ``[start_pos, start_pos + seqlen)`` of each row.
 
-        The first put that enters a page zeroes that page on all layers, so that no bits of an earlier owner are ever
-        read.
+        The first put that enters a page zeroes that page on all layers, so that no bits of an
+        earlier owner are ever read.
 
         Parameters
         ----------
@@ -134,22 +136,23 @@ class Step:
         start_pos : int or sequence of int
             First position of each row.
         k, v : array
-            ``[batch, seqlen, num_kv_heads, head_dim]``, or ragged ``[nnz, num_kv_heads, head_dim]`` with `qo_indptr`;
-            any strides. Floats of another dtype than the pool's are converted.
+            ``[batch, seqlen, num_kv_heads, head_dim]``, or ragged ``[nnz, num_kv_heads,
+            head_dim]`` with `qo_indptr`; any strides. Floats of another dtype than the pool's are
+            converted.
         qo_indptr : sequence of int, optional
             Host integers ``[batch + 1]``, CSR of each row's tokens.
         slots : array, optional
-            int64 or int32 ``[nnz]`` on the device. `window_slot_indices` makes them once a step for all layers; slots
-            of the caller's own making are written as they are, and do not advance `valid_len`. A negative slot is
-            skipped.
+            int64 or int32 ``[nnz]`` on the device. `window_slot_indices` makes them once a step
+            for all layers; slots of the caller's own making are written as they are, and do not
+            advance `valid_len`. A negative slot is skipped.
 
         Raises
         ------
         KVCacheExhaustedError
             A position past a row's capacity.
         ValueError, TypeError
-            Wrong layer, shape, dtype or device, a slot at or past ``num_slots``, or a position on a read-only page
-            (below ``shared_len``).
+            Wrong layer, shape, dtype or device, a slot at or past ``num_slots``, or a position on
+            a read-only page (below ``shared_len``).
         """
         self._enter()
         try:
@@ -189,8 +192,8 @@ class Step:
         Returns
         -------
         tuple of array
-            ``(k, v)``, each ``[batch, length, num_kv_heads, head_dim]`` in the compute dtype, new arrays. What this
-            layer has not written reads as zeros.
+            ``(k, v)``, each ``[batch, length, num_kv_heads, head_dim]`` in the compute dtype, new
+            arrays. What this layer has not written reads as zeros.
 
         Raises
         ------
@@ -216,10 +219,11 @@ class Step:
             self._gate.leave()
 
     def slot_indices(self, length: int) -> NDArray[np.int64]:
-        """Slots of positions ``[0, length)`` of every row, int64 ``[batch * length]`` on the device.
+        """Slots of positions ``[0, length)`` of every row, int64 ``[batch * length]`` on the
+        device.
 
-        Side caches can use them to share allocation, reuse and eviction with K and V. Positions past a row's capacity
-        repeat its last slot: mask them.
+        Side caches can use them to share allocation, reuse and eviction with K and V. Positions
+        past a row's capacity repeat its last slot: mask them.
         """
         self._enter()
         try:
@@ -228,7 +232,8 @@ class Step:
             self._gate.leave()
 
     def window_slot_indices(self, start_pos: Positions, seqlen: Positions) -> NDArray[np.int64]:
-        """Slots of ``[start_pos, start_pos + seqlen)`` of each row, int64 ``[nnz]`` on the device, for `put`.
+        """Slots of ``[start_pos, start_pos + seqlen)`` of each row, int64 ``[nnz]`` on the device,
+        for `put`.
 
         Make them once a step and hand them to the put of every layer.
 
@@ -258,8 +263,9 @@ class Step:
         Returns
         -------
         bool
-            True exactly when no row changed its number of pages and the shared page table was bumped in place, so that
-            its addresses survive; False when it was rebuilt or there is none.
+            True exactly when no row changed its number of pages and the shared page table was
+            bumped in place, so that its addresses survive; False when it was rebuilt or there is
+            none.
 
         Raises
         ------
@@ -275,12 +281,14 @@ class Step:
             self._gate.leave()
 
     def invalidate_range(self, from_pos: Positions, end_pos: Positions) -> None:
-        """Zero K and V of ``[from_pos, end_pos)`` of each row on every layer, and take the positions back.
+        """Zero K and V of ``[from_pos, end_pos)`` of each row on every layer, and take the
+        positions back.
 
         Raises
         ------
         ValueError
-            A reversed or negative range, one past a row's capacity, or one that touches read-only pages.
+            A reversed or negative range, one past a row's capacity, or one that touches read-only
+            pages.
         """
         self._enter()
         try:
@@ -323,7 +331,7 @@ class Step:
 
     @contextmanager
     def verify_window(self) -> Iterator[Step]:
-        """Mark the forward pass inside as a speculative verify window (several causal queries a row)."""
+        """Mark the forward pass inside as a verify window: several causal queries a row."""
         self._enter()
         self._gate.leave()
         before, self._in_verify_window = self._in_verify_window, True
@@ -399,11 +407,12 @@ class Step:
                 raise
 
     def _recheck(self) -> None:
-        """Some request ended or shrank: die with one of our own, forget pages that one of our own gave back."""
+        """Some request ended or shrank: die with one of ours, forget pages that one of ours gave."""
         for request in self._requests:
             if not request.lease.live:
                 raise KVCacheStateError(
-                    f"the step is dead: request {request.request_id} is not bound any more; activate a new step"
+                    f"the step is dead: request {request.request_id} is not bound any more; "
+                    "activate a new step"
                 )
         self._seen_losses = self._table.losses
         if self._seen_shrinks != self._rows.num_shrinks():
@@ -411,7 +420,9 @@ class Step:
             self._rows.forget_windows()
             self._page_table = None
 
-    def _token_rows(self, k: Any, v: Any, qo_indptr: Any) -> tuple[NDArray[Any], NDArray[Any], int]:
+    def _token_rows(
+        self, k: Any, v: Any, qo_indptr: Any
+    ) -> tuple[NDArray[Any], NDArray[Any], int]:
         device, row_shape = self._storage.device, self._storage.row_shape
         k, v = device.float_array(k, "k"), device.float_array(v, "v")
         if qo_indptr is None:
@@ -422,7 +433,9 @@ class Step:
             expected = f"[nnz, {row_shape[0]}, {row_shape[1]}]"
             raise ValueError(f"Invalid shape of k: expected {expected}, got {list(k.shape)}")
         if v.shape != k.shape:
-            raise ValueError(f"Invalid shape of v: expected {list(k.shape)} as k, got {list(v.shape)}")
+            raise ValueError(
+                f"Invalid shape of v: expected {list(k.shape)} as k, got {list(v.shape)}"
+            )
         if qo_indptr is not None:
             return k, v, 0
         seqlen = k.shape[1]
@@ -441,7 +454,8 @@ class Step:
         for other in self._rows.recent_windows():
             if slots is other.slots:
                 raise ValueError(
-                    f"slots were made for positions {other.positions()}, start_pos and shape say {window.positions()}"
+                    f"slots were made for positions {other.positions()}, start_pos and shape say "
+                    f"{window.positions()}"
                 )
         return False
 
@@ -450,9 +464,13 @@ class Step:
         if found.dtype not in (np.int64, np.int32):
             raise TypeError(f"Invalid dtype of slots: expected int64 or int32, got {found.dtype}")
         if found.shape != (num_rows,):
-            raise ValueError(f"Invalid shape of slots: expected [{num_rows}], got {list(found.shape)}")
+            raise ValueError(
+                f"Invalid shape of slots: expected [{num_rows}], got {list(found.shape)}"
+            )
         if found.size and found.max() >= self._storage.num_slots:
-            raise ValueError(f"slot {found.max()} is past the pool's {self._storage.num_slots} slots")
+            raise ValueError(
+                f"slot {found.max()} is past the pool's {self._storage.num_slots} slots"
+            )
         return found
 
     def _check_capacity(self, window: StepWindow) -> None:
@@ -471,23 +489,26 @@ class Step:
             request = self._requests[row]
             shared_len = request.lease.shared_pages * self._table.page_size
             raise ValueError(
-                f"{verb} from position {window.positions()[row][0]} of request {request.request_id} touches read-only "
+                f"{verb} from position {window.positions()[row][0]} of request "
+                f"{request.request_id} touches read-only "
                 f"pages: its first {shared_len} tokens are shared"
             )
 
     def _check_range(self, starts: NDArray[Any], ends: NDArray[Any], verb: str) -> StepWindow:
-        """Ranges of `verb` as a window; ValueError if reversed, past capacity, or on read-only pages."""
+        """Ranges as a window; ValueError if reversed, past capacity, or on read-only pages."""
         for request, start, end in zip(self._requests, starts, ends, strict=True):
             capacity = self._table.capacity(request)
             shared_len = request.lease.shared_pages * self._table.page_size
             if end < start or end > capacity:
                 raise ValueError(
-                    f"{verb} of request {request.request_id}: expected 0 <= from <= end <= capacity {capacity}, "
+                    f"{verb} of request {request.request_id}: expected 0 <= from <= end <= "
+                    f"capacity {capacity}, "
                     f"got [{start}, {end})"
                 )
             if start < shared_len and (end > start or verb != "invalidate_range"):
                 raise ValueError(
-                    f"{verb} at position {start} of request {request.request_id} touches read-only pages: its first "
+                    f"{verb} at position {start} of request {request.request_id} touches "
+                    "read-only pages: its first "
                     f"{shared_len} tokens are shared"
                 )
         return self._rows.window(starts, ends - starts)
@@ -515,7 +536,9 @@ class Step:
     def _build(self, lengths: NDArray[np.int64]) -> PageTable:
         indptr, indices, last_page_len = self._rows.page_table(lengths)
         scratch_page = self._table.num_pages
-        return PageTable(indptr, indices, last_page_len, lengths, self._table.page_size, scratch_page)
+        return PageTable(
+            indptr, indices, last_page_len, lengths, self._table.page_size, scratch_page
+        )
 
 
 def _length(length: int) -> int:

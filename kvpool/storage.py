@@ -1,7 +1,7 @@
 """KVStorage: the two buffers, by slot. It knows slots and layers, never requests.
 
-The buffers hold one page more than the pool hands out. That scratch page takes the writes of padded rows; it is
-finite, never handed out and not in the public views.
+The buffers hold one page more than the pool hands out. That scratch page takes the writes of
+padded rows; it is finite, never handed out and not in the public views.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from kvpool.layout import KVCacheLayout
 
 
 class KVStorage:
-    """K and V of all layers, ``[num_layers, num_slots + page_size, num_kv_heads, head_dim]`` each, zeroed.
+    """K and V of all layers, ``[num_layers, num_slots + page_size, num_kv_heads, head_dim]`` each,
+    zeroed.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ class KVStorage:
         return self._v[:, : self.num_slots]
 
     def check_layer(self, layer: int) -> int:
-        """`layer` if there is such a layer, else ValueError (negative ones do not count from the end)."""
+        """`layer` if there is such a layer, else ValueError; negative ones are not there."""
         if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
             raise TypeError(f"layer must be an int, got {type(layer).__name__}")
         if not 0 <= layer < self.num_layers:
@@ -69,16 +70,16 @@ class KVStorage:
         return int(layer)
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """K and V of one layer with the scratch page, ``[num_slots + page_size, heads, head_dim]``."""
+        """K and V of a layer with the scratch page, ``[num_slots + page_size, heads, head_dim]``."""
         return self._layers[layer]
 
     def write(self, layer: int, slots: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Scatter rows ``[n, heads, head_dim]`` to `slots` ``[n]`` of one layer, K and V in one launch."""
+        """Scatter rows ``[n, heads, head_dim]`` to `slots` ``[n]`` of one layer, K and V at once."""
         k_cache, v_cache = self._layers[layer]
         self._kernels.scatter(k_cache, v_cache, k, v, slots)
 
     def read(self, layer: int, slots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gather rows of one layer in the compute dtype, new arrays; a negative slot reads zeros."""
+        """Gather rows of one layer in the compute dtype, as new arrays; slots < 0 read zeros."""
         shape = (slots.shape[0], *self.row_shape)
         k = self.device.empty(shape, self.dtype.compute_type)
         v = self.device.empty(shape, self.dtype.compute_type)
@@ -95,7 +96,7 @@ class KVStorage:
         self._kernels.copy_slots(self._k, self._v, source_slots, target_slots)
 
     def read_pages(self, pages: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The stored bytes of whole pages: K and V ``[num_layers, n, page_size, heads, head_dim]``, new arrays."""
+        """Stored bytes of whole pages, K and V ``[num_layers, n, page_size, heads, head_dim]``."""
         paged = (self.num_layers, -1, self.page_size, *self.row_shape)
         return self._k.reshape(paged)[:, pages], self._v.reshape(paged)[:, pages]
 
@@ -105,7 +106,8 @@ class KVStorage:
         for name, array in (("k", k), ("v", v)):
             if array.shape != expected or array.dtype != self.dtype.storage:
                 raise ValueError(
-                    f"Invalid {name}: expected {expected} of {self.dtype.storage}, got {array.shape} of {array.dtype}"
+                    f"Invalid {name}: expected {expected} of {self.dtype.storage}, got "
+                    f"{array.shape} of {array.dtype}"
                 )
         paged = (self.num_layers, -1, self.page_size, *self.row_shape)
         self._k.reshape(paged)[:, pages] = k

@@ -11,7 +11,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
+from kvpool_ext.types cimport NO_NODE, node_t, token_t
 
 
 cdef class NodeArena:

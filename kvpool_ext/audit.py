@@ -1,4 +1,4 @@
-"""The slow look at the whole structure: what `RadixCache.check` verifies, on plain Python values."""
+"""The slow look at the whole structure: what `RadixCache.check` verifies."""
 
 from __future__ import annotations
 

@@ -537,7 +537,6 @@ cdef class PageLedger:
         RuntimeError
             Naming the page and its claimants, or the node whose locks do not add up.
         """
-        cdef node_t n
         cdef PageLease lease
         self.allocator.check()
         self.tree.check()

@@ -11,7 +11,9 @@ class RadixCache:
     eviction: str
     evicted_pages: int
     def __init__(self, page_size: int = 1, eviction: str = "lru") -> None: ...
-    def match_prefix(self, tokens: Any, extra_key: str | bytes | int | None = None) -> MatchResult: ...
+    def match_prefix(
+        self, tokens: Any, extra_key: str | bytes | int | None = None
+    ) -> MatchResult: ...
     def insert(
         self,
         tokens: Any,

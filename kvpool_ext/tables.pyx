@@ -335,7 +335,7 @@ cdef class StepRows:
 
     def enter(self, StepWindow window):
         """Note that the window's pages are written now; returns the slots of those entered for the first time, or None."""
-        cdef Py_ssize_t b, total = 0, last, page
+        cdef Py_ssize_t b, total = 0, last
         cdef PageLease lease
         for b in range(self.batch_size):
             last = (window.ends[b] + self.page_size - 1) // self.page_size

@@ -29,7 +29,7 @@ class MatchResult(NamedTuple):
 
 
 class InsertResult(NamedTuple):
-    """Answer of `RadixCache.insert`: tokens that were cached before, and the deepest node's handle."""
+    """Answer of `RadixCache.insert`: tokens cached before, and the deepest node's handle."""
 
     prefix_len: int
     node: int

@@ -6,6 +6,7 @@ together with code for numba to put in its place.
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -105,7 +106,9 @@ def block_product(
     """
     left = a.T if transposed else a
     block = c[row : row + ROWS, lane : lane + LANES]
-    product = left[row : row + ROWS, :length] @ b[:length, lane : lane + LANES]
+    # Rows and lanes that only fill up a block may hold anything.
+    with np.errstate(all="ignore"):
+        product = left[row : row + ROWS, :length] @ b[:length, lane : lane + LANES]
     block[:] = block + product if add else product
 
 
