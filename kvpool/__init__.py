@@ -10,7 +10,7 @@ from kvpool.errors import (
 from kvpool.layout import KVCacheLayout
 from kvpool.page_table import PageTable
 from kvpool.pool import DEFAULT_PAGE_SIZE, KVCachePool
-from kvpool.requests import RequestInfo
+from kvpool.request import RequestInfo
 from kvpool.step import Step
 from kvpool_ext.pages import PageAllocator
 from kvpool_ext.radix import RadixCache

@@ -98,9 +98,7 @@ def compute_static_kv_budget(
     ValueError
         A fraction outside ``(0, 1]``, ``free`` outside ``0 .. total``, or a size below 1.
     """
-    fraction = Fraction(repr(float(mem_fraction))) if 0 < mem_fraction <= 1 else None
-    if fraction is None:
-        raise ValueError(f"mem_fraction must be in (0, 1], got {mem_fraction}")
+    check_mem_fraction(mem_fraction)
     if not 0 <= free <= total:
         raise ValueError(f"free must be in 0 .. total = {total} bytes, got {free}")
     for name, value in (
@@ -112,7 +110,7 @@ def compute_static_kv_budget(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     used = total - free
-    static_budget = int(total * fraction)
+    static_budget = int(total * Fraction(str(mem_fraction)))
     kv_budget = max(0, static_budget - used)
     by_memory = kv_budget // bytes_per_token // page_size
     by_batch = max_batch_size * num_pages_for_length(max_seq_len, page_size)
@@ -130,6 +128,12 @@ def compute_static_kv_budget(
         num_pages=num_pages,
         limited_by="memory" if by_memory <= by_batch else "max_batch_size",
     )
+
+
+def check_mem_fraction(mem_fraction: float) -> None:
+    """ValueError unless ``0 < mem_fraction <= 1``."""
+    if not 0 < mem_fraction <= 1:
+        raise ValueError(f"mem_fraction must be in (0, 1], got {mem_fraction}")
 
 
 def _gib(num_bytes: int) -> str:

@@ -115,6 +115,9 @@ class Device:
                 f"Invalid dtype of {name}: expected {', '.join(FLOAT_DTYPES)} or float64, got "
                 f"{found.dtype}"
             )
+        if not found.dtype.isnative:
+            # Kernels read bytes: what another byte order means is known only here.
+            found = found.astype(found.dtype.newbyteorder("="))
         return found
 
 

@@ -1,8 +1,7 @@
-"""PageTable: which pages an attention kernel reads, row by row. It knows pages and lengths, never
-requests.
+"""PageTable: which pages an attention kernel reads, row by row.
 
-The layout is FlashInfer's CSR: row b reads ``indices[indptr[b]:indptr[b + 1]]``, and
-``length = page_size * (num_pages - 1) + last_page_len``.
+It knows pages and lengths, never requests. The layout is FlashInfer's CSR: row b reads
+``indices[indptr[b]:indptr[b + 1]]``, and ``length = page_size * (num_pages - 1) + last_page_len``.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ class PageTable:
         return f"PageTable(lengths={self.lengths_host.tolist()}, page_size={self.page_size})"
 
     def block_table(self, max_pages: int | None = None) -> NDArray[np.int32]:
-        """The table as a dense int32 ``[batch, max_pages]``, for kernels that want it so
-        (FlashAttention).
+        """The table as a dense int32 ``[batch, max_pages]``, as FlashAttention wants it.
 
         Parameters
         ----------

@@ -13,71 +13,22 @@ part                 owner until now                             finish
 [floor(valid), capacity)  private                                freed
 ===================  ==========================================  =================================
 
-``valid`` is the number of leading tokens whose K/V was written on every layer and not taken back
-since.
+``valid``: leading tokens whose K/V was written on every layer and not taken back since.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvpool.errors import KVCacheExhaustedError, KVCacheStateError, UnknownRequestError
+from kvpool.errors import KVCacheStateError, UnknownRequestError
 from kvpool.paging import num_pages_for_length
-from kvpool_ext.ledger import PageLease, PageLedger
+from kvpool.request import ExtraKey, Request, RequestInfo
+from kvpool.words import exhausted, past_capacity
+from kvpool_ext.lease import PageLease
+from kvpool_ext.ledger import PageLedger
 from kvpool_ext.tables import LengthTable
 from kvpool_ext.tokens import as_tokens
-
-ExtraKey = str | bytes | int | None
-
-
-@dataclass(frozen=True)
-class RequestInfo:
-    """One bound request as it is now; a copy.
-
-    Attributes
-    ----------
-    request_id : int
-        The id that bind gave.
-    capacity : int
-        Slots reserved, in tokens.
-    matched_len : int
-        Tokens found in the cache at bind.
-    valid_len : int
-        Leading tokens written on every layer and not taken back.
-    shared_len : int
-        Tokens on read-only pages.
-    page_ids : ndarray
-        int32 ``[capacity / page_size]``, in order of positions.
-    extra_key : str, bytes, int or None
-        Namespace.
-    priority : int
-        Priority of what it will insert.
-    """
-
-    request_id: int
-    capacity: int
-    matched_len: int
-    valid_len: int
-    shared_len: int
-    page_ids: NDArray[np.int32]
-    extra_key: ExtraKey
-    priority: int
-
-
-class Request:
-    """A bound request: its id, its pages, and its row in the table of written lengths."""
-
-    __slots__ = ("lease", "request_id", "row")
-
-    def __init__(self, request_id: int, lease: PageLease, row: int) -> None:
-        self.request_id = request_id
-        self.lease = lease
-        self.row = row
 
 
 class RequestTable:
@@ -133,7 +84,12 @@ class RequestTable:
         lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
         if lease is None:
             self.bind_failures += 1
-            raise self.exhausted(f"binding {total_capacity} tokens", self._pages(total_capacity))
+            raise exhausted(
+                self.ledger,
+                f"binding {total_capacity} tokens",
+                needed=self.ledger.needed_pages,
+                num_pages=self._pages(total_capacity),
+            )
         if reuse:
             self.prefix_prompt_tokens += lease.known_len
             self.prefix_match_tokens += lease.matched_pages * self.page_size
@@ -165,19 +121,17 @@ class RequestTable:
         return self.bind(prompt, capacity, extra_key, 0, reuse)
 
     def bind_equal(self, batch_size: int, capacity: int, reuse: bool) -> list[Request]:
-        """Release every other request, then bind `batch_size` without a prompt, clamped equally."""
+        """Release every other request, then bind `batch_size` blank ones, clamped equally."""
         _, room = self.ledger.room_if_alone([], None, False)
         num_pages = min(self._pages(capacity), room // batch_size)
         if num_pages == 0:
             self.bind_failures += 1
-            raise KVCacheExhaustedError(
-                f"{batch_size} requests need at least {batch_size} pages, {room} can be had by "
-                "releasing all others",
-                needed_pages=batch_size,
-                free_pages=self.free_pages,
-                evictable_pages=self.ledger.evictable_pages,
-                total_pages=self.num_pages,
-                can_ever_fit=batch_size <= self.num_pages,
+            raise exhausted(
+                self.ledger,
+                f"binding {batch_size} requests",
+                needed=batch_size,
+                num_pages=batch_size,
+                free=room,
             )
         self.unbind_all()
         requests = []
@@ -213,8 +167,11 @@ class RequestTable:
         )
         if lease is None:
             self.bind_failures += 1
-            raise self.exhausted(
-                f"forking with {total_capacity} tokens", num_pages, num_pages - shared
+            raise exhausted(
+                self.ledger,
+                f"forking with {total_capacity} tokens",
+                needed=num_pages - shared,
+                num_pages=num_pages,
             )
         child = self._admit(lease, valid_len)
         if valid_len % self.page_size == 0:
@@ -246,10 +203,11 @@ class RequestTable:
         """Reserve up to `total_capacity`, all or nothing; less than there is changes nothing."""
         num_pages = self._pages(total_capacity)
         if num_pages > self.num_pages or not self.ledger.extend(request.lease, num_pages):
-            raise self.exhausted(
+            raise exhausted(
+                self.ledger,
                 f"extending request {request.request_id} to {total_capacity} tokens",
-                num_pages,
-                num_pages - request.lease.num_pages,
+                needed=num_pages - request.lease.num_pages,
+                num_pages=num_pages,
             )
 
     def shrink(self, request: Request, total_capacity: int) -> None:
@@ -264,7 +222,7 @@ class RequestTable:
         """Declare ``[0, length)`` present on every layer; only ever raises."""
         num_pages, lease = self._pages(length), request.lease
         if length > self.capacity(request):
-            raise self.past_capacity(request, length)
+            raise past_capacity(self.ledger, lease, length)
         self.written.raise_to(request.row, length)
         lease.entered_pages = max(lease.entered_pages, num_pages)
 
@@ -294,9 +252,7 @@ class RequestTable:
 
     def finish(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert the written whole pages of `tokens`, then unbind."""
-        inserted = self.ledger.finish(
-            request.lease, tokens, self.written.minimum(request.row), reuse
-        )
+        inserted = self.ledger.finish(request.lease, tokens, self.valid_len(request), reuse)
         self.prefix_insert_tokens += inserted
         self._forget(request)
         return inserted
@@ -323,78 +279,23 @@ class RequestTable:
         """Pages that nobody holds."""
         return self.ledger.allocator.num_free
 
-    def exhausted(
-        self, what: str, num_pages: int, needed: int | None = None
-    ) -> KVCacheExhaustedError:
-        """The error of a call that the ledger answered with a shortage."""
-        needed = self.ledger.needed_pages if needed is None else needed
-        free, evictable = self.free_pages, self.ledger.evictable_pages
-        can_ever_fit = num_pages <= self.num_pages
-        advice = (
-            "wait until other requests finish"
-            if can_ever_fit
-            else f"no waiting helps: {num_pages} pages in all are more than the pool has"
-        )
-        return KVCacheExhaustedError(
-            f"{what} needs {needed} pages; {free} are free and {evictable} evictable (a matched "
-            "prefix not counted) "
-            f"of {self.num_pages}: {advice}",
-            needed_pages=needed,
-            free_pages=free,
-            evictable_pages=evictable,
-            total_pages=self.num_pages,
-            can_ever_fit=can_ever_fit,
-        )
-
-    def past_capacity(self, request: Request, end_pos: int) -> KVCacheExhaustedError:
-        """The error of a position that a request has no page for."""
-        num_pages = self._pages(end_pos)
-        return KVCacheExhaustedError(
-            f"positions up to {end_pos} are past the capacity of request {request.request_id}, "
-            f"{self.capacity(request)} tokens: extend_request, or stop generating",
-            needed_pages=num_pages - request.lease.num_pages,
-            free_pages=self.free_pages,
-            evictable_pages=self.ledger.evictable_pages,
-            total_pages=self.num_pages,
-            can_ever_fit=num_pages <= self.num_pages,
-        )
-
-    def page_owner(self, page: int) -> str:
-        """The owner of a page in words; walks everything."""
-        if page == self.num_pages:
-            return "scratch"
-        if page > self.num_pages:
-            raise ValueError(f"page {page} is none of the pool's {self.num_pages} pages")
-        state, holder, index = self.ledger.locate(page)
-        if isinstance(holder, PageLease):
-            start = index * self.page_size
-            shared = ", shared with its forks" if index < holder.shared_pages else ""
-            return f"request {holder.tag}, positions [{start}, {start + self.page_size}){shared}"
-        if holder is not None:
-            start = holder.start + index * self.page_size
-            tokens = holder.tokens[index * self.page_size : (index + 1) * self.page_size]
-            key = "" if holder.extra_key is None else f" under extra_key {holder.extra_key!r}"
-            end = start + self.page_size
-            return f"tree, positions [{start}, {end}){key}, tokens {tokens.tolist()}"
-        return "taken by alloc" if state == "taken" else state
-
     def check(self) -> None:
         """Verify ledger, tree, locks and lengths; KVCacheStateError says what is out of sync."""
         try:
             self.ledger.check()
         except RuntimeError as error:
             raise KVCacheStateError(str(error)) from None
-        leases = {request.lease for request in self}
-        if leases != self.ledger.leases:
+        if {request.lease for request in self} != self.ledger.leases:
             raise KVCacheStateError(
-                f"{len(leases)} requests are bound, {len(self.ledger.leases)} leases are live"
+                f"{len(self)} requests are bound, {len(self.ledger.leases)} leases are live"
             )
         for request in self:
-            valid, lease = self.valid_len(request), request.lease
-            if not lease.shared_pages * self.page_size <= valid <= self.capacity(request):
+            valid, capacity = self.valid_len(request), self.capacity(request)
+            shared_len = request.lease.shared_pages * self.page_size
+            if not shared_len <= valid <= capacity:
                 raise KVCacheStateError(
                     f"request {request.request_id} has valid_len {valid}, outside of shared_len "
-                    f"{lease.shared_pages * self.page_size} .. capacity {self.capacity(request)}"
+                    f"{shared_len} .. capacity {capacity}"
                 )
 
     def _pages(self, num_tokens: int) -> int:

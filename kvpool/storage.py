@@ -18,8 +18,7 @@ from kvpool.layout import KVCacheLayout
 
 
 class KVStorage:
-    """K and V of all layers, ``[num_layers, num_slots + page_size, num_kv_heads, head_dim]`` each,
-    zeroed.
+    """K and V, zeroed, ``[num_layers, num_slots + page_size, num_kv_heads, head_dim]`` each.
 
     Parameters
     ----------
@@ -70,11 +69,11 @@ class KVStorage:
         return int(layer)
 
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """K and V of a layer with the scratch page, ``[num_slots + page_size, heads, head_dim]``."""
+        """K and V of a layer, scratch page included, ``[num_slots + page_size, heads, dim]``."""
         return self._layers[layer]
 
     def write(self, layer: int, slots: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Scatter rows ``[n, heads, head_dim]`` to `slots` ``[n]`` of one layer, K and V at once."""
+        """Scatter rows ``[n, heads, head_dim]`` to `slots` ``[n]`` of a layer, K and V at once."""
         k_cache, v_cache = self._layers[layer]
         self._kernels.scatter(k_cache, v_cache, k, v, slots)
 

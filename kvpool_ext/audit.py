@@ -1,8 +1,15 @@
-"""The slow look at the whole structure: what `RadixCache.check` verifies."""
+"""The slow look at the whole structure: what the `check` methods verify, and who owns a page."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvpool_ext.lease import PageLease
+    from kvpool_ext.ledger import PageLedger
+    from kvpool_ext.views import NodeView
 
 
 def _fail(text: str) -> None:
@@ -91,3 +98,68 @@ def _check_lists(nodes: dict[int, dict[str, Any]], lists: list[Any]) -> None:
         parent = nodes[node["parent"]]
         if not parent["is_root"] and parent["lock_ref"] == 0 and place[node["parent"]] < place[n]:
             _fail(f"node {n} stands behind its parent {node['parent']}")
+
+
+def check_ledger(ledger: PageLedger) -> None:
+    """Verify that every page has one owner, and every lock a holder.
+
+    Raises
+    ------
+    RuntimeError
+        Naming the page and its claimants, or the node whose locks do not add up.
+    """
+    num_pages = ledger.allocator.num_pages
+    claims = np.zeros(num_pages, np.int64)
+    held = np.zeros(num_pages, np.int64)
+    tree_pages = [view.pages for view in ledger.tree.nodes()]
+    for group in (ledger.allocator.free_pages(), ledger.allocator.taken_pages(), *tree_pages):
+        np.add.at(claims, group, 1)
+    for lease in ledger.leases:
+        np.add.at(held, lease.private_pages(), 1)
+    claims += held > 0
+    if (claims != 1).any():
+        page = int(np.argmax(claims != 1))
+        raise RuntimeError(
+            f"the ledger is out of sync: page {page} has {claims[page]} owners: "
+            f"{_claimants(ledger, page)}"
+        )
+    for page in np.flatnonzero(held):
+        if ledger.holders_of(page) != held[page]:
+            raise RuntimeError(
+                f"the ledger is out of sync: page {page} counts {ledger.holders_of(page)} "
+                f"holders, has {held[page]}"
+            )
+    for handle, lock_ref, holders in ledger.lock_counts():
+        if lock_ref != holders:
+            raise RuntimeError(
+                f"the ledger is out of sync: node {handle} has lock_ref {lock_ref}, "
+                f"{holders} hold it"
+            )
+
+
+def locate(ledger: PageLedger, page: int) -> tuple[str, PageLease | NodeView | None, int]:
+    """Who has `page`, as `PageLedger.locate` says it."""
+    num_pages = ledger.allocator.num_pages
+    if not 0 <= page < num_pages:
+        raise ValueError(f"page {page} is not one of the {num_pages} pages of this pool")
+    if ledger.allocator.is_free(page):
+        return "free", None, 0
+    if page in ledger.allocator.taken_pages():
+        return "taken", None, 0
+    for view in ledger.tree.nodes():
+        found = np.flatnonzero(view.pages == page)
+        if found.size:
+            return "tree", view, int(found[0])
+    for lease in sorted(ledger.leases, key=lambda lease: lease.tag or 0):
+        found = np.flatnonzero(lease.pages() == page)
+        if found.size:
+            return "private", lease, int(found[0])
+    raise RuntimeError(f"the ledger is out of sync: page {page} has no owner")
+
+
+def _claimants(ledger: PageLedger, page: int) -> str:
+    found = ["the free list"] if page in ledger.allocator.free_pages() else []
+    found += ["taken"] if page in ledger.allocator.taken_pages() else []
+    found += [f"tree node {view.node}" for view in ledger.tree.nodes() if page in view.pages]
+    found += [f"lease {lease.tag}" for lease in ledger.leases if page in lease.private_pages()]
+    return ", ".join(found) or "nobody"

@@ -3,32 +3,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool_ext.pages import PageAllocator
-from kvpool_ext.radix import RadixCache
+from kvpool_ext.lease import PageLease
+from kvpool_ext.moves import LedgerMoves
 from kvpool_ext.views import NodeView
 
-class PageLease:
-    tag: Any
-    num_pages: int
-    matched_pages: int
-    tree_pages: int
-    shared_pages: int
-    entered_pages: int
-    num_shrinks: int
-    live: bool
-    extra_key: str | bytes | int | None
-    priority: int
-    known_len: int
-    def pages(self) -> NDArray[np.int32]: ...
-    def private_pages(self) -> NDArray[np.int32]: ...
-
-class PageLedger:
-    allocator: PageAllocator
-    tree: RadixCache
-    page_size: int
-    needed_pages: int
-    leases: set[PageLease]
-    def __init__(self, num_pages: int, page_size: int) -> None: ...
+class PageLedger(LedgerMoves):
     @property
     def private_pages(self) -> int: ...
     @property
@@ -59,4 +38,6 @@ class PageLedger:
     def give(self, pages: NDArray[np.int32]) -> int: ...
     def reset(self) -> int: ...
     def locate(self, page: int) -> tuple[str, PageLease | NodeView | None, int]: ...
+    def holders_of(self, page: int) -> int: ...
+    def lock_counts(self) -> list[tuple[int, int, int]]: ...
     def check(self) -> None: ...

@@ -8,52 +8,26 @@ Every verb that needs pages decides first and moves then: a refused one has chan
 Shortage is an answer (None or False, `needed_pages` says how many were wanted); bad input is an exception.
 """
 from libc.stdint cimport int32_t, int64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy
+from libc.stdlib cimport calloc, malloc, realloc
+from libc.string cimport memcpy
 
 import numpy as np
 
 cimport numpy as cnp
 
-from kvpool_ext.arena cimport IS_ROOT, Node
-from kvpool_ext.pages cimport PageAllocator
-from kvpool_ext.radix cimport RadixCache, Walk, checked_priority, namespace_key
+from kvpool_ext.arena cimport IS_ROOT
+from kvpool_ext.lease cimport PageLease, new_lease
+from kvpool_ext.moves cimport LedgerMoves
 from kvpool_ext.tokens cimport borrow_tokens
-from kvpool_ext.types cimport CHECKED, NO_NODE, node_t, page_t, token_t
+from kvpool_ext.tree cimport Walk, checked_priority, namespace_key
+from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
+
+from kvpool_ext.audit import check_ledger, locate
 
 cnp.import_array()
 
-cdef enum:
-    # Compares longer than this many tokens run without the GIL. Shorter ones keep it: giving it up lets another
-    # thread hold the scheduler for a switch interval, a thousand times the compare.
-    LONG_COMPARE = 16384
 
-
-cdef class PageLease:
-    """The pages that one holder has over one token sequence; made by `PageLedger` only."""
-
-    def __dealloc__(self):
-        free(self.page_ids)
-        free(self.known)
-
-    def pages(self):
-        """Page ids in order, a new int32 array ``[num_pages]``."""
-        cdef cnp.npy_intp n = self.num_pages
-        cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT32, 0)
-        memcpy(cnp.PyArray_DATA(out), self.page_ids, n * sizeof(page_t))
-        return out
-
-    def private_pages(self):
-        """Ids of the pages that are not the tree's, int32; a page shared with forks is among them."""
-        pages = self.pages()
-        parts = [pages[start:end] for start, end in self.duplicates or ()]
-        return np.concatenate([*parts, pages[self.tree_pages:]])
-
-    cdef bint is_read_only(self, Py_ssize_t page) noexcept nogil:
-        return page < self.shared_pages
-
-
-cdef class PageLedger:
+cdef class PageLedger(LedgerMoves):
     """Free list, tree and leases of one pool.
 
     Parameters
@@ -63,16 +37,6 @@ cdef class PageLedger:
     page_size : int
         Tokens per page.
     """
-
-    def __cinit__(self, num_pages, page_size):
-        self.allocator = PageAllocator(num_pages)
-        self.tree = RadixCache(page_size)
-        self.tree.allocator = self.allocator
-        self.page_size = self.tree.page_size
-        self.leases = set()
-
-    def __dealloc__(self):
-        free(self.holders)
 
     @property
     def private_pages(self):
@@ -297,9 +261,6 @@ cdef class PageLedger:
         self.verify()
         return child
 
-    cdef void add_holder(self, page_t page) noexcept nogil:
-        self.holders[page] = max(1, self.holders[page]) + 1
-
     # ---- into the tree, and back
 
     def checkpoint(self, PageLease lease, tokens, Py_ssize_t valid_len, bint reuse):
@@ -381,94 +342,6 @@ cdef class PageLedger:
         self.let_go(lease)
         self.verify()
 
-    cdef bint may_publish(self, PageLease lease) noexcept:
-        return lease.publishes and lease.epoch == self.tree.epoch
-
-    cdef Py_ssize_t publish(
-        self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, Walk *walk
-    ) except -1:
-        """Grow the tree from the lease's node to `num_pages`; returns the pages that were new.
-
-        ``walk.num_pages`` says how many pages beyond ``tree_pages`` were cached already (duplicates of the lease's
-        own), ``walk.node`` becomes the deepest node. The walk starts at the handle: what bind matched is not compared
-        again.
-        """
-        cdef Py_ssize_t start = lease.tree_pages, cached, i
-        cdef node_t root = lease.node
-        if root == NO_NODE:
-            root = self.tree.ensure_root(lease.extra_key)
-        walk[0] = self.tree.walk(root, tokens + start * self.page_size, num_pages - start, NULL)
-        cached = start + walk.num_pages
-        walk.node = self.tree.attach(
-            walk, tokens + cached * self.page_size, lease.page_ids + cached, num_pages - cached, lease.priority
-        )
-        if lease.lineage is not None:
-            for other in lease.lineage:
-                if other is not lease:
-                    self.follow(other, lease, num_pages, walk.node, cached)
-            for i in range(cached, num_pages):
-                self.holders[lease.page_ids[i]] = 0
-        return num_pages - cached
-
-    cdef int raise_path(self, PageLease lease, Py_ssize_t num_pages) except -1:
-        """An insert that adds no page still raises the priority of the first `num_pages` of the lease's path."""
-        cdef node_t n = lease.node
-        cdef Py_ssize_t depth = lease.tree_pages
-        cdef int32_t rank
-        if num_pages == 0:
-            return 0
-        n = self.node_at(n, &depth, num_pages)
-        if self.tree.arena.classes[self.tree.arena.nodes[n].rank].priority >= lease.priority:
-            return 0
-        rank = self.tree.arena.ensure_class(lease.priority)
-        if depth > num_pages:
-            n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - num_pages))
-        self.tree.touch(n, rank)
-        return 0
-
-    cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil:
-        """The node on the path of `n` that holds page ``num_pages - 1``; `depth` becomes its end."""
-        while depth[0] - self.tree.arena.nodes[n].num_pages >= num_pages:
-            depth[0] -= self.tree.arena.nodes[n].num_pages
-            n = self.tree.arena.nodes[n].parent
-        return n
-
-    cdef int follow(
-        self, PageLease other, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached
-    ) except -1:
-        """`lease` brought pages to the tree that `other` holds too: lock them there for `other`."""
-        cdef Py_ssize_t common = other.tree_pages, depth = num_pages, limit = min(num_pages, other.num_pages)
-        cdef node_t n
-        while common < limit and other.page_ids[common] == lease.page_ids[common]:
-            common += 1
-        if common == other.tree_pages:
-            return 0
-        n = self.node_at(deepest, &depth, common)
-        if depth > common:
-            n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - common))
-        if cached > other.tree_pages:
-            if other.duplicates is None:
-                other.duplicates = []
-            other.duplicates.append((other.tree_pages, min(common, cached)))
-        self.tree.lock_path(n, other.node)
-        other.node = n
-        other.tree_pages = common
-        return 0
-
-    cdef int let_go(self, PageLease lease) except -1:
-        """Drop the duplicates and the lock of a lease whose other pages are settled, and end it."""
-        for start, end in lease.duplicates or ():
-            self.drop_pages(lease, start, end)
-        if lease.node != NO_NODE:
-            self.tree.unlock_path(lease.node)
-            self.tree.free_orphans()
-        if lease.lineage is not None:
-            del lease.lineage[lease]
-            lease.lineage = None
-        self.leases.discard(lease)
-        lease.live = False
-        return 0
-
     # ---- raw pages
 
     def take(self, Py_ssize_t num_pages):
@@ -513,21 +386,7 @@ cdef class PageLedger:
         The state is ``"free"``, ``"taken"``, ``"private"`` (holder: the lease, position: its page index) or ``"tree"``
         (holder: the `NodeView`). Walks everything.
         """
-        if not 0 <= page < self.allocator.num_pages:
-            raise ValueError(f"page {page} is not one of the {self.allocator.num_pages} pages of this pool")
-        if self.allocator.taken[page]:
-            return "taken", None, 0
-        if self.allocator.is_free(page):
-            return "free", None, 0
-        for view in self.tree.nodes():
-            found = np.flatnonzero(view.pages == page)
-            if found.size:
-                return "tree", view, int(found[0])
-        for lease in sorted(self.leases, key=lambda lease: lease.tag or 0):
-            found = np.flatnonzero(lease.pages() == page)
-            if found.size:
-                return "private", lease, int(found[0])
-        raise RuntimeError(f"the ledger is out of sync: page {page} has no owner")
+        return locate(self, page)
 
     def check(self):
         """Verify that every page has exactly one owner, and every lock a holder; O(pages).
@@ -537,151 +396,29 @@ cdef class PageLedger:
         RuntimeError
             Naming the page and its claimants, or the node whose locks do not add up.
         """
-        cdef PageLease lease
         self.allocator.check()
         self.tree.check()
-        total = self.allocator.num_pages
-        claims = np.zeros(total, np.int64)
-        shared = np.zeros(total, np.int64)
-        tree_pages = [view.pages for view in self.tree.nodes()]
-        groups = [self.allocator.free_pages(), self.allocator.taken_pages(), *tree_pages]
-        for group in groups:
-            np.add.at(claims, group, 1)
-        locks = dict(self.tree.user_locks)
-        for lease in self.leases:
-            np.add.at(shared, lease.private_pages(), 1)
-            if lease.node != NO_NODE:
-                locks[lease.node] = locks.get(lease.node, 0) + 1
-        claims += shared > 0
-        if (claims != 1).any():
-            page = int(np.argmax(claims != 1))
-            raise RuntimeError(f"the ledger is out of sync: page {page} has {claims[page]} owners: {self.claimants(page)}")
-        for page in np.flatnonzero(shared > 0):
-            if max(1, self.holders[<Py_ssize_t>page] if self.holders != NULL else 0) != shared[page]:
-                raise RuntimeError(
-                    f"the ledger is out of sync: page {page} counts {self.holders[<Py_ssize_t>page]} holders, "
-                    f"has {shared[page]}"
-                )
-        self.check_locks(locks)
+        check_ledger(self)
 
-    def check_locks(self, locks):
+    def holders_of(self, Py_ssize_t page):
+        """Leases that the ledger counts for a private page."""
+        return max(1, self.holders[page] if self.holders != NULL else 0)
+
+    def lock_counts(self):
+        """``[(handle, lock_ref, holders)]`` of each node that holds pages: counted, and found by walking all paths."""
         cdef node_t n
-        expected = {}
-        for handle, count in locks.items():
-            n = handle
+        cdef PageLease lease
+        starts = dict(self.tree.user_locks)
+        for lease in self.leases:
+            if lease.node != NO_NODE:
+                starts[lease.node] = starts.get(lease.node, 0) + 1
+        found = {}
+        for start, count in starts.items():
+            n = start
             while not self.tree.arena.nodes[n].flags & IS_ROOT:
-                expected[n] = expected.get(n, 0) + count
+                found[n] = found.get(n, 0) + count
                 n = self.tree.arena.nodes[n].parent
-        for n in range(self.tree.arena.num_used):
-            if self.tree.holds_pages(n) and self.tree.arena.nodes[n].lock_ref != expected.get(n, 0):
-                raise RuntimeError(
-                    f"the ledger is out of sync: node {n} has lock_ref {self.tree.arena.nodes[n].lock_ref}, "
-                    f"its holders are {expected.get(n, 0)}"
-                )
-
-    def claimants(self, page):
-        """Everybody who lists `page`, in words, for the error of `check`."""
-        found = []
-        if page in self.allocator.free_pages():
-            found.append("free list")
-        if self.allocator.taken[<Py_ssize_t>page]:
-            found.append("taken")
-        found += [f"tree node {view.node}" for view in self.tree.nodes() if page in view.pages]
-        found += [f"lease {lease.tag}" for lease in self.leases if page in lease.private_pages()]
-        return ", ".join(found) or "nobody"
-
-    # ---- inside
-
-    cdef int verify(self) except -1:
-        if CHECKED and self.tree.arena.num_live + self.allocator.num_pages <= 512:
-            self.check()
-        return 0
-
-    cdef Py_ssize_t free_or_evictable(self) noexcept nogil:
-        return self.allocator.c_num_free() + self.tree.evictable_pages
-
-    cdef Walk walk_prompt(
-        self, object key, const token_t *tokens, Py_ssize_t num_tokens, bint reuse, page_t *out
-    ):
-        cdef Walk walk = Walk(NO_NODE, 0, 0, 0)
-        cdef Py_ssize_t max_pages = (num_tokens - 1) // self.page_size if num_tokens > 0 else 0
-        cdef node_t root = self.tree.root_of(key) if reuse and max_pages > 0 else NO_NODE
-        cdef RadixCache tree = self.tree
-        if root == NO_NODE:
-            return walk
-        if num_tokens < LONG_COMPARE:
-            return tree.walk(root, tokens, max_pages, out)
-        tree.busy = True
-        with nogil:
-            walk = tree.walk(root, tokens, max_pages, out)
-        tree.busy = False
-        return walk
-
-    cdef int claim(self, page_t *out, Py_ssize_t num_pages) except -1:
-        """Move `num_pages` to `out`, free ones first, and evict exactly as many as are short."""
-        cdef Py_ssize_t num_free = min(num_pages, self.allocator.c_num_free())
-        self.allocator.pop(out, num_free)
-        if num_free < num_pages:
-            self.tree.evicted_pages += self.tree.evict_into(out + num_free, num_pages - num_free)
-            self.tree.drop_pending_roots()
-        return 0
-
-    cdef void drop_pages(self, PageLease lease, Py_ssize_t start, Py_ssize_t end) noexcept:
-        """Free the non-tree pages ``[start, end)`` of a lease, but for those that a fork still holds."""
-        cdef Py_ssize_t i
-        cdef page_t page
-        if lease.lineage is None:
-            self.allocator.push(lease.page_ids + start, end - start)
-            return
-        for i in range(start, end):
-            page = lease.page_ids[i]
-            if self.holders[page] > 1:
-                self.holders[page] -= 1
-            else:
-                self.holders[page] = 0
-                self.allocator.push(&lease.page_ids[i], 1)
-
-    cdef int verify_tokens(self, PageLease lease, const token_t *tokens, Py_ssize_t num_tokens) except -1:
-        """Compare `tokens` with those that bind or a checkpoint told; ValueError at the first difference."""
-        cdef Py_ssize_t limit = min(num_tokens, lease.known_len), matched = lease.matched_pages * self.page_size
-        cdef Py_ssize_t end = lease.tree_pages * self.page_size, start, stop, i
-        cdef node_t n = lease.node
-        cdef Node *node
-        if limit > matched and memcmp(
-            tokens + matched, lease.known, (limit - matched) * sizeof(token_t)
-        ) != 0:
-            i = 0
-            while tokens[matched + i] == lease.known[i]:
-                i += 1
-            raise contradiction(matched + i, tokens[matched + i], lease.known[i])
-        # The matched part is compared with the locked nodes, from the deepest up.
-        while n != NO_NODE and not self.tree.arena.nodes[n].flags & IS_ROOT:
-            node = &self.tree.arena.nodes[n]
-            start = end - node.num_pages * self.page_size
-            stop = min(min(end, matched), limit)
-            if start < stop and memcmp(tokens + start, node.tokens, (stop - start) * sizeof(token_t)) != 0:
-                i = 0
-                while tokens[start + i] == node.tokens[i]:
-                    i += 1
-                raise contradiction(start + i, tokens[start + i], node.tokens[i])
-            end = start
-            n = node.parent
-        return 0
-
-
-cdef object contradiction(Py_ssize_t position, token_t got, token_t expected):
-    return ValueError(
-        f"token {got} at position {position} contradicts token {expected} told at bind or checkpoint: "
-        "these are the tokens of another request"
-    )
-
-
-cdef PageLease new_lease(Py_ssize_t num_pages):
-    cdef PageLease lease = PageLease.__new__(PageLease)
-    lease.page_ids = <page_t *>malloc(max(1, num_pages) * sizeof(page_t))
-    if lease.page_ids == NULL:
-        raise MemoryError(f"no memory for {num_pages} page ids")
-    lease.num_pages = num_pages
-    lease.node = NO_NODE
-    lease.live = True
-    return lease
+        return [
+            (self.tree.arena.handle_of(<node_t>n), self.tree.arena.nodes[n].lock_ref, found.get(n, 0))
+            for n in range(self.tree.arena.num_used) if self.tree.holds_pages(n)
+        ]

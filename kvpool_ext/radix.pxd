@@ -1,56 +1,5 @@
-from libc.stdint cimport int32_t, int64_t, uint64_t
-
-from kvpool_ext.arena cimport NodeArena
-from kvpool_ext.pages cimport PageAllocator
-from kvpool_ext.types cimport node_t, page_t, token_t
+from kvpool_ext.tree cimport RadixTree
 
 
-# Where a walk down the tree ended.
-ctypedef struct Walk:
-    node_t node                # deepest node that matched, at least its first page (or the start)
-    Py_ssize_t node_pages      # how many of its pages match
-    Py_ssize_t num_pages       # matched below the start, in all
-    Py_ssize_t unlocked_pages  # of these, evictable now
-
-
-cdef class RadixCache:
-    cdef readonly Py_ssize_t page_size
-    cdef readonly str eviction
-    cdef NodeArena arena
-    cdef PageAllocator allocator   # of the pool that owns this tree, None for a tree on its own
-    cdef dict roots                # extra_key -> root
-    cdef dict root_keys            # root -> extra_key
-    cdef dict user_locks           # node -> locks taken by inc_lock_ref
-    cdef Py_ssize_t num_roots
-    cdef node_t default_root
-    cdef node_t pending_root       # roots that lost their last child, chained by `newer`
-    cdef Py_ssize_t evictable_pages
-    cdef Py_ssize_t protected_pages
-    cdef Py_ssize_t orphan_pages   # evictable pages of detached nodes
-    cdef readonly Py_ssize_t evicted_pages    # pages that eviction took so far
-    cdef uint64_t epoch            # number of resets
-    cdef bint busy                 # a verb runs without the GIL
-
-    cdef int enter(self) except -1
-    cdef int verify(self) except -1
-    cdef node_t root_of(self, object extra_key) except? -2
-    cdef node_t ensure_root(self, object extra_key) except? -2
-    cdef Walk walk(self, node_t start, const token_t *tokens, Py_ssize_t max_pages, page_t *out) noexcept nogil
-    cdef bint ends_inside(self, Walk *walk) noexcept nogil
-    cdef node_t split(self, node_t n, Py_ssize_t num_upper) except? -2
-    cdef node_t attach(
-        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority
-    ) except? -2
-    cdef void touch(self, node_t n, int32_t rank) noexcept nogil
-    cdef void lock_path(self, node_t n, node_t stop) noexcept nogil
-    cdef void unlock_path(self, node_t n) noexcept nogil
-    cdef Py_ssize_t evict_into(self, page_t *out, Py_ssize_t num_pages) noexcept nogil
-    cdef void remove_leaf(self, node_t n) noexcept nogil
-    cdef Py_ssize_t detach_all(self, page_t *out) except -1
-    cdef int drop_pending_roots(self) except -1
-    cdef bint holds_pages(self, node_t n) noexcept
-    cdef int free_orphans(self) except -1
-
-
-cdef object namespace_key(object extra_key)
-cdef int64_t checked_priority(object priority) except? -1
+cdef class RadixCache(RadixTree):
+    pass

@@ -4,13 +4,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool_ext.tree import RadixTree
 from kvpool_ext.views import InsertResult, MatchResult, NodeView
 
-class RadixCache:
-    page_size: int
-    eviction: str
-    evicted_pages: int
-    def __init__(self, page_size: int = 1, eviction: str = "lru") -> None: ...
+class RadixCache(RadixTree):
     def match_prefix(
         self, tokens: Any, extra_key: str | bytes | int | None = None
     ) -> MatchResult: ...

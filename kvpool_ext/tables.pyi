@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool_ext.ledger import PageLease
+from kvpool_ext.lease import PageLease
 
 class LengthTable:
     num_columns: int

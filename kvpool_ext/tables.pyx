@@ -11,7 +11,7 @@ import numpy as np
 
 cimport numpy as cnp
 
-from kvpool_ext.ledger cimport PageLease
+from kvpool_ext.lease cimport PageLease
 from kvpool_ext.types cimport page_t
 
 cnp.import_array()

@@ -1,0 +1,251 @@
+"""KVCachePool: the whole pool. Wiring and public calls; the work is done one floor below."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from kvpool import paging
+from kvpool.budget import StaticKVBudget, check_mem_fraction, compute_static_kv_budget
+from kvpool.device import Device
+from kvpool.errors import KVCacheExhaustedError
+from kvpool.layout import KVCacheLayout
+from kvpool.pool.binds import PoolBinds
+from kvpool.pool.bound import PoolRequests
+from kvpool.pool.core import DEFAULT_PAGE_SIZE
+from kvpool.pool.pages import PoolPages
+
+__all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
+
+
+class KVCachePool(PoolBinds, PoolRequests, PoolPages):
+    """K and V of a model in pages, shared between requests through a radix tree.
+
+    The pool is static: its buffers are allocated once, binds claim pages of them and never grow
+    them. It serves one scheduler thread; concurrent entry raises `KVCacheStateError`.
+
+    Parameters
+    ----------
+    num_layers : int
+        Layers with K and V of their own.
+    num_slots : int
+        Tokens that the pool holds, a multiple of `page_size`.
+    num_kv_heads, head_dim : int
+        Shape of one token's K (and V) in one layer.
+    page_size : int
+        Tokens per page.
+    device : str or Device
+        ``"cpu"``.
+    dtype : str or dtype
+        Storage dtype by its torch name, or an object that carries such a name: float32, float16,
+        bfloat16.
+    k_scale, v_scale : float or sequence of float
+        Quantisation scales, one number or one per layer; 1.0 for a dtype that is not FP8.
+    compute_dtype : str or dtype, optional
+        What `get` returns; default `dtype`.
+    zero_rejected_kv : bool, optional
+        Whether `truncate_to` zeroes the rejected tail; default on, ``KVPOOL_ZERO_REJECTED_KV=0``
+        turns it off.
+    max_batch_size, max_seq_len : int
+        Sizes of the graph buffers; `max_seq_len` defaults to `num_slots`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Sizes below 1, `num_slots` that is no multiple of `page_size`, an unknown dtype or device,
+        a bad scale.
+    """
+
+    # ---- making one
+
+    @classmethod
+    def allocate(
+        cls,
+        layout: KVCacheLayout,
+        device: Any,
+        dtype: Any,
+        mem_fraction: float,
+        page_size: int = DEFAULT_PAGE_SIZE,
+        *,
+        memory: tuple[int, int] | None = None,
+        **pool_options: Any,
+    ) -> KVCachePool:
+        """A pool sized by SGLang's mem-fraction rule; call it after the weights are loaded.
+
+        Parameters
+        ----------
+        layout : KVCacheLayout
+            Shape and the cap ``max_batch_size * max_seq_len``.
+        device, dtype, page_size, pool_options
+            As the constructor.
+        mem_fraction : float
+            Static region as a fraction of the device's memory, in ``(0, 1]``.
+        memory : tuple of int, optional
+            ``(total, free)`` bytes instead of a reading. A CPU is not read: without `memory` the
+            cap decides.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            Not one page fits; the message explains the budget.
+        """
+        Device(device)
+        check_mem_fraction(mem_fraction)
+        if memory is None:
+            num_slots = _cap(layout, page_size)
+        else:
+            budget = compute_static_kv_budget(
+                *_checked_memory(memory),
+                mem_fraction,
+                layout.bytes_per_token(dtype),
+                page_size,
+                layout.max_batch_size,
+                layout.max_seq_len,
+            )
+            if budget.num_pages == 0:
+                raise _no_page(str(budget))
+            num_slots = budget.num_slots
+        return cls._of(layout, num_slots, page_size, device, dtype, **pool_options)
+
+    @classmethod
+    def for_testing(cls, layout: KVCacheLayout, device: Any = "cpu") -> KVCachePool:
+        """A float32 pool for unit tests, ``max_batch_size * max_seq_len`` slots of page size 1."""
+        return cls._of(layout, _cap(layout, 1), 1, device, "float32")
+
+    @classmethod
+    def for_mtp(
+        cls, layout: KVCacheLayout, device: Any, dtype: Any, page_size: int
+    ) -> KVCachePool:
+        """A pool of fixed size for a draft head's K/V of one multi-token-prediction round.
+
+        Give it the main pool's dtype and page size: a batched draft step over a pool that differed
+        in them ran into an illegal memory access, because both pools share one decode call
+        (`tests/test_flow_pages.py` keeps this scar).
+        """
+        return cls._of(layout, _cap(layout, page_size), page_size, device, dtype)
+
+    @classmethod
+    def for_mtp_history(
+        cls,
+        layout: KVCacheLayout,
+        device: Any,
+        dtype: Any,
+        page_size: int,
+        want_slots: int,
+        *,
+        memory: tuple[int, int] | None = None,
+    ) -> KVCachePool:
+        """A draft head's own history of every bound request; prefix reuse is off.
+
+        Parameters
+        ----------
+        layout : KVCacheLayout
+            Shape of the draft layers.
+        device, dtype, page_size
+            The main pool's.
+        want_slots : int
+            Usually the main pool's `num_slots`; rounded up to a page.
+        memory : tuple of int, optional
+            ``(total, free)`` bytes; at most half of what is free is used.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            Half of the free memory holds not one page.
+        """
+        if want_slots < 1:
+            raise ValueError(f"want_slots must be at least 1, got {want_slots}")
+        num_pages = paging.num_pages_for_length(want_slots, page_size)
+        if memory is not None:
+            free = _checked_memory(memory)[1]
+            half = free // 2
+            num_pages = min(num_pages, half // layout.bytes_per_token(dtype) // page_size)
+            if num_pages == 0:
+                raise _no_page(
+                    f"half of the free {free} bytes holds not one page of {page_size} tokens "
+                    "at "
+                    f"{layout.bytes_per_token(dtype)} bytes each"
+                )
+        pool = cls._of(layout, num_pages * page_size, page_size, device, dtype)
+        pool.prefix_reuse_enabled = False
+        return pool
+
+    @classmethod
+    def _of(
+        cls,
+        layout: KVCacheLayout,
+        num_slots: int,
+        page_size: int,
+        device: Any,
+        dtype: Any,
+        **options: Any,
+    ) -> KVCachePool:
+        sizes = {"max_batch_size": layout.max_batch_size, "max_seq_len": layout.max_seq_len}
+        return cls(
+            layout.num_layers,
+            num_slots,
+            layout.num_kv_heads,
+            layout.head_dim,
+            page_size=page_size,
+            device=device,
+            dtype=dtype,
+            **(sizes | options),
+        )
+
+    compute_static_kv_budget = staticmethod(compute_static_kv_budget)
+    StaticKVBudget = StaticKVBudget
+
+    def close(self) -> None:
+        """Let go of the buffers; views handed out stay valid. A second close does nothing."""
+        self._gate.close()
+        self._storage = None
+        self._active = []
+        self._step = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; every other call raises then."""
+        return self._gate.closed
+
+    def __enter__(self) -> KVCachePool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._gate.closed else ""
+        return (
+            f"KVCachePool({self.num_pages} pages of {self._page_size}, {self._layout.num_layers} "
+            "layers, "
+            f"{self._layout.num_kv_heads} heads of {self._layout.head_dim}, {self._dtype.name} on "
+            f"{self._device}{state})"
+        )
+
+
+def _checked_memory(memory: tuple[int, int]) -> tuple[int, int]:
+    if len(memory) != 2 or not 0 <= memory[1] <= memory[0]:
+        raise ValueError(
+            f"memory must be (total, free) bytes with 0 <= free <= total, got {memory}"
+        )
+    return memory
+
+
+def _cap(layout: KVCacheLayout, page_size: int) -> int:
+    return layout.max_batch_size * paging.round_up_to_page(layout.max_seq_len, page_size)
+
+
+def _no_page(explanation: str) -> KVCacheExhaustedError:
+    return KVCacheExhaustedError(
+        explanation,
+        needed_pages=1,
+        free_pages=0,
+        evictable_pages=0,
+        total_pages=0,
+        can_ever_fit=False,
+    )

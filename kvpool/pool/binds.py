@@ -1,0 +1,222 @@
+"""PoolBinds: how requests come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvpool.errors import KVCacheStateError
+from kvpool.pool.core import PoolCore, whole_number
+from kvpool.request import ExtraKey
+
+
+class PoolBinds(PoolCore):
+    """Calls of a pool that bind, fork, finish and unbind requests."""
+
+    # ---- binding
+
+    def bind_request(
+        self, prompt: Any, total_capacity: int, *, extra_key: ExtraKey = None, priority: int = 0
+    ) -> int:
+        """Bind a request: match its prompt, lock the match, reserve the rest of its pages.
+
+        Parameters
+        ----------
+        prompt : sequence of int
+            Token ids ``[n]``; an int32 array is read in place and not kept.
+        total_capacity : int
+            Tokens to reserve, prompt included; rounded up to whole pages.
+        extra_key : str, bytes, int or None
+            Namespace (adapter, tenant, weight version): nothing is shared across namespaces.
+        priority : int
+            Of what this request will insert; lower is evicted first.
+
+        Returns
+        -------
+        int
+            The request id, from 1 up. If nothing was bound, the request becomes the active step.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            The pages cannot be had now; nothing was changed, no eviction either.
+        ValueError
+            Empty prompt, capacity below the prompt, a token beyond int32.
+        TypeError
+            Tokens that are no integers.
+        """
+        self._gate.enter()
+        try:
+            alone = len(self._requests) == 0
+            request = self._requests.bind(
+                prompt, total_capacity, extra_key, priority, self._prefix_reuse
+            )
+            if alone:
+                self._activate([request])
+            return request.request_id
+        finally:
+            self._gate.leave()
+
+    def bind_with_prefix(
+        self, prompt: Any, total_capacity: int, *, extra_key: ExtraKey = None
+    ) -> int:
+        """Release every other request and bind one, clamped to what can be had.
+
+        It becomes the active step.
+
+        Returns
+        -------
+        int
+            Matched prefix length in tokens; 0 with prefix reuse off.
+
+        Raises
+        ------
+        ValueError
+            Not even the prompt fits; then nothing was released.
+        """
+        self._gate.enter()
+        try:
+            request = self._requests.bind_alone(
+                prompt, total_capacity, extra_key, self._prefix_reuse
+            )
+            self._activate([request])
+            return request.lease.matched_pages * self._page_size
+        finally:
+            self._gate.leave()
+
+    def bind_requests(self, batch_size: int, capacity: int) -> list[int]:
+        """Release every other request and bind `batch_size` without a prompt.
+
+        Their capacities are clamped equally to what can be had, and they become the active step.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            Not one page each; then nothing was released.
+        """
+        self._gate.enter()
+        try:
+            for value, name in ((batch_size, "batch_size"), (capacity, "capacity")):
+                if whole_number(value, name) == 0:
+                    raise ValueError(f"{name} must be at least 1, got 0")
+            requests = self._requests.bind_equal(batch_size, capacity, self._prefix_reuse)
+            self._activate(requests)
+            return [request.request_id for request in requests]
+        finally:
+            self._gate.leave()
+
+    def would_fit(self, prompt: Any, total_capacity: int, *, extra_key: ExtraKey = None) -> bool:
+        """Whether `bind_request` would succeed now; changes nothing, not even recency."""
+        self._gate.enter()
+        try:
+            return self._requests.ledger.would_fit(
+                prompt, total_capacity, extra_key, self._prefix_reuse
+            )
+        finally:
+            self._gate.leave()
+
+    def fork_request(self, request_id: int, total_capacity: int) -> int:
+        """A second request over the same written tokens, for beam search and parallel sampling.
+
+        Whole written pages are held by both, read-only from now on, and counted once; the partial
+        page is copied. Namespace and priority are inherited. The first holder that finishes or
+        checkpoints brings the shared pages into the tree.
+
+        Returns
+        -------
+        int
+            The new request's id.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            The private pages cannot be had now.
+        ValueError
+            `total_capacity` below what is written.
+        """
+        self._gate.enter()
+        try:
+            storage = self._open_storage()
+            request = self._requests.get(request_id)
+            child, copied = self._requests.fork(
+                request, whole_number(total_capacity, "total_capacity")
+            )
+            if copied is not None:
+                offsets = np.arange(self._page_size)
+                source, target = (page * self._page_size + offsets for page in copied)
+                storage.copy(self._device.to_device(source), self._device.to_device(target))
+                # What the parent wrote past its valid length is not the child's.
+                rest = target[self._requests.valid_len(child) % self._page_size :]
+                storage.zero(self._device.to_device(rest))
+            return child.request_id
+        finally:
+            self._gate.leave()
+
+    # ---- the end
+
+    def finish_request(self, request_id: int, tokens: Any) -> int:
+        """Insert the request's written whole pages into the tree, then unbind it.
+
+        Parameters
+        ----------
+        request_id : int
+            A bound request.
+        tokens : sequence of int
+            Prompt and generated tokens from position 0, no padding; may be shorter than what was
+            written, and is cut at `valid_len`.
+
+        Returns
+        -------
+        int
+            Tokens newly inserted.
+
+        Raises
+        ------
+        ValueError
+            Tokens that contradict those given at bind; then nothing was changed.
+        """
+        self._gate.enter()
+        try:
+            return self._requests.finish(
+                self._requests.get(request_id), tokens, self._prefix_reuse
+            )
+        finally:
+            self._gate.leave()
+
+    def finish_active(self, tokens: Any) -> int:
+        """`finish_request` of the only bound request, else of the only active one.
+
+        Raises
+        ------
+        KVCacheStateError
+            Several requests are bound, and not exactly one is active.
+        """
+        self._gate.enter()
+        try:
+            candidates = list(self._requests) if len(self._requests) == 1 else self._live_rows()
+            if len(candidates) != 1:
+                raise KVCacheStateError(
+                    f"{len(self._requests)} requests are bound and {len(candidates)} active, "
+                    "expected one of either: "
+                    "name it with finish_request"
+                )
+            return self._requests.finish(candidates[0], tokens, self._prefix_reuse)
+        finally:
+            self._gate.leave()
+
+    def unbind_request(self, request_id: int) -> None:
+        """Give the request's private pages back at once; nothing is inserted."""
+        self._gate.enter()
+        try:
+            self._requests.unbind(self._requests.get(request_id))
+        finally:
+            self._gate.leave()
+
+    def unbind_requests(self) -> None:
+        """Unbind every request."""
+        self._gate.enter()
+        try:
+            self._requests.unbind_all()
+        finally:
+            self._gate.leave()

@@ -1,0 +1,167 @@
+"""PoolRequests: what can be done with, and asked of, bound requests, and their steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvpool.errors import KVCacheStateError
+from kvpool.pool.core import PoolCore, whole_number
+from kvpool.request import RequestInfo
+from kvpool.step import Step
+
+
+class PoolRequests(PoolCore):
+    """Calls of a pool on requests while they are bound."""
+
+    # ---- while bound
+
+    def extend_request(self, request_id: int, total_capacity: int) -> None:
+        """Reserve more pages for a bound request, all or nothing.
+
+        Page ids and addresses of what is there stay.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            The pages cannot be had now.
+        """
+        self._gate.enter()
+        try:
+            self._requests.extend(
+                self._requests.get(request_id), whole_number(total_capacity, "total_capacity")
+            )
+        finally:
+            self._gate.leave()
+
+    def shrink_request(self, request_id: int, total_capacity: int) -> None:
+        """Give whole unused pages past `total_capacity` back; pages that were written to stay."""
+        self._gate.enter()
+        try:
+            self._requests.shrink(
+                self._requests.get(request_id), whole_number(total_capacity, "total_capacity")
+            )
+        finally:
+            self._gate.leave()
+
+    def mark_written(self, request_id: int, length: int) -> None:
+        """Declare K and V of ``[0, length)`` present on every layer.
+
+        For code that writes without `put`, which answers for the rest of the last page too. Only
+        ever raises `valid_len`.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            `length` past the request's capacity.
+        """
+        self._gate.enter()
+        try:
+            self._requests.mark_written(
+                self._requests.get(request_id), whole_number(length, "length")
+            )
+        finally:
+            self._gate.leave()
+
+    def checkpoint_request(self, request_id: int, tokens: Any) -> int:
+        """Insert what is written so far and keep the request bound: others share it at once.
+
+        Page ids of the request do not change; its whole written pages become read-only.
+
+        Parameters
+        ----------
+        request_id : int
+            A bound request.
+        tokens : sequence of int
+            Its tokens from position 0; cut at `valid_len`.
+
+        Returns
+        -------
+        int
+            Tokens newly inserted.
+
+        Raises
+        ------
+        ValueError
+            Tokens that contradict those given at bind.
+        """
+        self._gate.enter()
+        try:
+            return self._requests.checkpoint(
+                self._requests.get(request_id), tokens, self._prefix_reuse
+            )
+        finally:
+            self._gate.leave()
+
+    # ---- looking at requests
+
+    def is_bound(self, request_id: int) -> bool:
+        """Whether the id is bound now."""
+        return request_id in self._requests
+
+    def matched_prefix_len(self, request_id: int) -> int:
+        """Tokens found in the cache at bind, 0 for an unknown id."""
+        if request_id not in self._requests:
+            return 0
+        return self._requests.get(request_id).lease.matched_pages * self._page_size
+
+    def valid_len(self, request_id: int) -> int:
+        """Leading tokens written on every layer and not taken back."""
+        return self._requests.valid_len(self._requests.get(request_id))
+
+    def request(self, request_id: int) -> RequestInfo:
+        """What is known of a bound request, a copy."""
+        return self._requests.info(self._requests.get(request_id))
+
+    @property
+    def bound_request_count(self) -> int:
+        """Requests bound now."""
+        return len(self._requests)
+
+    @property
+    def request_capacity(self) -> int:
+        """The smallest capacity of the active rows in tokens, 0 if none."""
+        return min((self._requests.capacity(request) for request in self._live_rows()), default=0)
+
+    # ---- steps
+
+    def activate_step(self, *request_ids: int) -> Step:
+        """Make these requests, in this order, the rows of the step.
+
+        Earlier steps stay usable while all of their requests are bound.
+
+        Raises
+        ------
+        UnknownRequestError
+            An id that is not bound.
+        ValueError
+            No ids, or one twice.
+        """
+        self._gate.enter()
+        try:
+            if not request_ids:
+                raise ValueError("activate_step expects at least one request id, got none")
+            if len(set(request_ids)) < len(request_ids):
+                raise ValueError(
+                    f"activate_step expects each request once, got {list(request_ids)}"
+                )
+            self._activate([self._requests.get(request_id) for request_id in request_ids])
+            return self._make_step()
+        finally:
+            self._gate.leave()
+
+    @property
+    def step(self) -> Step:
+        """The latest active step.
+
+        Raises
+        ------
+        KVCacheStateError
+            There is none, or one of its requests has ended.
+        """
+        self._gate.enter()
+        try:
+            if not self._live_rows():
+                raise KVCacheStateError("no step is active: bind a request and call activate_step")
+            return self._make_step()
+        finally:
+            self._gate.leave()

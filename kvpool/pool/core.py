@@ -1,0 +1,257 @@
+"""PoolCore: the parts of a pool and what can be read off them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool import paging
+from kvpool.device import Device
+from kvpool.dtypes import KVDType, check_scale
+from kvpool.errors import KVCacheStateError
+from kvpool.layout import KVCacheLayout
+from kvpool.request import Request
+from kvpool.requests import RequestTable
+from kvpool.step import Step
+from kvpool.storage import KVStorage
+from kvpool_ext.gate import Gate
+from kvpool_ext.radix import RadixCache
+
+DEFAULT_PAGE_SIZE = 16
+
+
+class PoolCore:
+    """Parts and properties of a pool; the calls are added by its subclasses."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        page_size: int = DEFAULT_PAGE_SIZE,
+        device: Any = "cpu",
+        dtype: Any = "float32",
+        k_scale: float | Sequence[float] = 1.0,
+        v_scale: float | Sequence[float] = 1.0,
+        compute_dtype: Any = None,
+        zero_rejected_kv: bool | None = None,
+        max_batch_size: int = 1,
+        max_seq_len: int | None = None,
+    ) -> None:
+        _check_sizes(num_slots, page_size)
+        self._layout = KVCacheLayout(
+            num_layers,
+            num_kv_heads,
+            head_dim,
+            max_batch_size,
+            num_slots if max_seq_len is None else max_seq_len,
+        )
+        self._device = Device(device)
+        self._dtype = KVDType.of(dtype, compute_dtype)
+        self._k_scale = check_scale(k_scale, "k_scale", num_layers, self._dtype)
+        self._v_scale = check_scale(v_scale, "v_scale", num_layers, self._dtype)
+        if zero_rejected_kv is None:
+            zero_rejected_kv = os.environ.get("KVPOOL_ZERO_REJECTED_KV", "1") != "0"
+        self._zero_rejected_kv = bool(zero_rejected_kv)
+        self._num_slots = num_slots
+        self._page_size = page_size
+        self._storage: KVStorage | None = KVStorage(
+            self._layout, num_slots, page_size, self._dtype, self._device
+        )
+        self._requests = RequestTable(num_slots // page_size, page_size, num_layers)
+        self._gate = Gate(KVCacheStateError)
+        self._prefix_reuse = True
+        # The rows to be active, and their step once somebody asks for it: a bind must not pay
+        # for a step.
+        self._active: list[Request] = []
+        self._step: Step | None = None
+
+    # ---- reading it
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        """Shape of the cache."""
+        return self._layout
+
+    @property
+    def num_layers(self) -> int:
+        """Layers."""
+        return self._layout.num_layers
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the pool holds, the scratch page not counted."""
+        return self._num_slots
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that the pool hands out."""
+        return self._num_slots // self._page_size
+
+    @property
+    def num_kv_heads(self) -> int:
+        """K/V heads."""
+        return self._layout.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of one head."""
+        return self._layout.head_dim
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self._page_size
+
+    @property
+    def device(self) -> Device:
+        """Where the buffers live; compares equal to its string."""
+        return self._device
+
+    @property
+    def array_namespace(self) -> ModuleType:
+        """The array module of the device (NumPy for a CPU): write model code against it."""
+        return self._device.array_namespace
+
+    @property
+    def dtype(self) -> str:
+        """Storage dtype by name."""
+        return self._dtype.name
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype that `get` returns, by name."""
+        return self._dtype.compute
+
+    @property
+    def kv_is_compute_dtype(self) -> bool:
+        """Whether K and V are stored as models see them, so that kernels can read the buffers."""
+        return self._dtype.is_compute
+
+    @property
+    def k_scale(self) -> float | NDArray[np.float32]:
+        """Scale of K, a float or float32 ``[num_layers]``; 1.0 unless FP8."""
+        return self._k_scale
+
+    @property
+    def v_scale(self) -> float | NDArray[np.float32]:
+        """Scale of V, a float or float32 ``[num_layers]``; 1.0 unless FP8."""
+        return self._v_scale
+
+    @property
+    def zero_rejected_kv(self) -> bool:
+        """Whether `truncate_to` zeroes rejected tails."""
+        return self._zero_rejected_kv
+
+    @property
+    def key_cache(self) -> NDArray[Any]:
+        """K, ``[num_layers, num_slots, num_kv_heads, head_dim]`` in the storage dtype, a view."""
+        return self._open_storage().key_cache
+
+    @property
+    def value_cache(self) -> NDArray[Any]:
+        """V of all layers, as `key_cache`."""
+        return self._open_storage().value_cache
+
+    def key_layer(self, layer: int) -> NDArray[Any]:
+        """K of one layer, ``[num_slots, num_kv_heads, head_dim]``, a view."""
+        return self.layer_with_scratch(layer)[0][: self._num_slots]
+
+    def value_layer(self, layer: int) -> NDArray[Any]:
+        """V of one layer, ``[num_slots, num_kv_heads, head_dim]``, a view."""
+        return self.layer_with_scratch(layer)[1][: self._num_slots]
+
+    def layer_with_scratch(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """K and V of one layer with the scratch page, views.
+
+        Each is ``[num_slots + page_size, num_kv_heads, head_dim]``. For kernels that follow a page
+        table whose padding names the scratch page.
+        """
+        storage = self._open_storage()
+        return storage.layer(storage.check_layer(layer))
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody holds."""
+        return self._requests.free_pages
+
+    @property
+    def free_slots(self) -> int:
+        """Slots of the free pages."""
+        return self._requests.free_pages * self._page_size
+
+    @property
+    def radix(self) -> RadixCache:
+        """The tree of cached prefixes.
+
+        On a pool, `insert` takes only pages from `alloc`, and `evict` hands out pages for `free`.
+        """
+        return self._requests.ledger.tree
+
+    @property
+    def flashinfer_workspace(self) -> None:
+        """Workspace of FlashInfer, None where it is absent: it has no kernels for a CPU pool."""
+        return None
+
+    # ---- page arithmetic of the reference class
+
+    def num_pages_for_length(self, length: int) -> int:
+        """Pages spanned by `length` tokens."""
+        return paging.num_pages_for_length(length, self._page_size)
+
+    def steps_until_page_boundary(self, cache_len: int) -> int:
+        """Decode steps that still fit in the last page; 0 when the next step enters a new one."""
+        return paging.steps_until_page_boundary(cache_len, self._page_size)
+
+    def first_cache_len_in_next_page_bucket(self, num_pages: int) -> int:
+        """Smallest cache length that spans ``num_pages + 1`` pages."""
+        return paging.first_cache_len_in_next_page_bucket(num_pages, self._page_size)
+
+    def _activate(self, requests: list[Request]) -> None:
+        self._active = requests
+        self._step = None
+
+    def _live_rows(self) -> list[Request]:
+        return self._active if all(request.lease.live for request in self._active) else []
+
+    def _make_step(self) -> Step:
+        if self._step is None:
+            self._step = Step(
+                self._requests,
+                self._open_storage(),
+                self._active,
+                self._gate,
+                self._zero_rejected_kv,
+            )
+        return self._step
+
+    def _open_storage(self) -> KVStorage:
+        if self._storage is None:
+            raise KVCacheStateError("the pool is closed")
+        return self._storage
+
+
+def whole_number(value: int, name: str) -> int:
+    """A non-negative int, else TypeError or ValueError."""
+    if type(value) is not int and (
+        isinstance(value, bool) or not isinstance(value, (int, np.integer))
+    ):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < 0:
+        raise ValueError(f"{name} must be >= 0, got {value}")
+    return int(value)
+
+
+def _check_sizes(num_slots: int, page_size: int) -> None:
+    for value, name in ((num_slots, "num_slots"), (page_size, "page_size")):
+        if whole_number(value, name) == 0:
+            raise ValueError(f"{name} must be at least 1, got 0")
+    if num_slots % page_size:
+        raise ValueError(f"num_slots must be a multiple of page_size {page_size}, got {num_slots}")

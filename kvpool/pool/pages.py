@@ -1,0 +1,194 @@
+"""PoolPages: raw pages, the cached prefixes as a whole, and looking after the ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool import paging
+from kvpool.errors import KVCacheStateError
+from kvpool.pool.core import PoolCore, whole_number
+from kvpool.words import exhausted, page_owner
+
+
+class PoolPages(PoolCore):
+    """Calls of a pool that speak of pages, not of requests."""
+
+    # ---- raw pages
+
+    def alloc(self, num_tokens: int) -> NDArray[np.int64]:
+        """Take pages for `num_tokens`, evicting where it must.
+
+        Returns
+        -------
+        ndarray
+            int64 slots on the host, page-aligned length; pages need not be contiguous.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            Not so many pages are free or evictable.
+        """
+        self._gate.enter()
+        try:
+            if whole_number(num_tokens, "num_tokens") == 0:
+                raise ValueError("num_tokens must be at least 1, got 0")
+            num_pages = paging.num_pages_for_length(num_tokens, self._page_size)
+            pages = self._requests.ledger.take(num_pages) if num_pages <= self.num_pages else None
+            if pages is None:
+                raise exhausted(
+                    self._requests.ledger,
+                    f"allocating {num_tokens} tokens",
+                    needed=num_pages,
+                    num_pages=num_pages,
+                )
+            return (
+                pages[:, None] * np.int64(self._page_size) + np.arange(self._page_size)
+            ).ravel()
+        finally:
+            self._gate.leave()
+
+    def free(self, slots: Any) -> None:
+        """Give back whole pages that `alloc` took.
+
+        Parameters
+        ----------
+        slots : sequence of int
+            All slots of each page, each page once.
+
+        Raises
+        ------
+        ValueError
+            A page that is not whole, stands twice, or was not taken by `alloc`: names page and
+            owner.
+        """
+        self._gate.enter()
+        try:
+            pages = self._whole_pages(slots)
+            bad = self._requests.ledger.give(pages)
+            if bad >= 0:
+                page = int(pages[bad])
+                twice = page in pages[:bad]
+                owner = (
+                    "given twice in this call"
+                    if twice
+                    else f"owner: {page_owner(self._requests.ledger, page)}"
+                )
+                raise ValueError(f"page {page} was not taken by alloc ({owner})")
+        finally:
+            self._gate.leave()
+
+    def _whole_pages(self, slots: Any) -> NDArray[np.int32]:
+        found = np.asarray(slots)
+        if found.dtype.kind not in "iu" and found.size:
+            raise TypeError(f"slots must be integers, got dtype {found.dtype}")
+        if found.ndim != 1:
+            raise ValueError(f"slots must be one-dimensional, got shape {found.shape}")
+        if found.size % self._page_size:
+            raise ValueError(f"{found.size} slots are no whole pages of {self._page_size}")
+        grouped = found.astype(np.int64).reshape(-1, self._page_size)
+        expected = grouped[:, :1] + np.arange(self._page_size)
+        if (grouped != expected).any():
+            grouped = np.sort(grouped.ravel()).reshape(-1, self._page_size)
+            expected = grouped[:, :1] + np.arange(self._page_size)
+        ragged = (grouped != expected).any(axis=1) | (grouped[:, 0] % self._page_size != 0)
+        outside = (grouped[:, 0] < 0) | (grouped[:, 0] >= self._num_slots)
+        if outside.any():
+            slot = grouped[np.argmax(outside), 0]
+            raise ValueError(
+                f"page {slot // self._page_size} (slot {slot}) is none of the pool's "
+                f"{self.num_pages} pages"
+            )
+        if ragged.any():
+            page = grouped[np.argmax(ragged), 0] // self._page_size
+            raise ValueError(f"the slots of page {page} are not whole, or stand twice")
+        return (grouped[:, 0] // self._page_size).astype(np.int32)
+
+    # ---- prefix reuse
+
+    @property
+    def prefix_reuse_enabled(self) -> bool:
+        """Whether binds match and finishes insert; a request bound while off never inserts."""
+        return self._prefix_reuse
+
+    @prefix_reuse_enabled.setter
+    def prefix_reuse_enabled(self, enabled: bool) -> None:
+        self._prefix_reuse = bool(enabled)
+
+    @property
+    def prefix_prompt_tokens(self) -> int:
+        """Prompt tokens of all successful prefix binds, full length."""
+        return self._requests.prefix_prompt_tokens
+
+    @property
+    def prefix_match_tokens(self) -> int:
+        """Of these, tokens found in the cache."""
+        return self._requests.prefix_match_tokens
+
+    @property
+    def prefix_insert_tokens(self) -> int:
+        """Tokens newly brought into the tree by requests."""
+        return self._requests.prefix_insert_tokens
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes, after new weights for instance.
+
+        Unlocked pages are free at once; locked ones leave the index at once and are freed at their
+        last unlock. A request bound before the reset inserts nothing.
+
+        Returns
+        -------
+        int
+            Tokens whose pages were freed.
+        """
+        self._gate.enter()
+        try:
+            return self._requests.ledger.reset()
+        finally:
+            self._gate.leave()
+
+    # ---- looking after it
+
+    def page_owner(self, page: int) -> str:
+        """The owner of a page in words: free, a request, the tree, taken or scratch. May walk."""
+        self._gate.enter()
+        try:
+            return page_owner(self._requests.ledger, whole_number(page, "page"))
+        finally:
+            self._gate.leave()
+
+    def check(self) -> None:
+        """Verify ledger, tree and locks, O(pages).
+
+        Raises
+        ------
+        KVCacheStateError
+            Naming the page and its claimants, or the node whose locks do not add up.
+        """
+        self._gate.enter()
+        try:
+            self._requests.check()
+        finally:
+            self._gate.leave()
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges as a plain dict; may be read from another thread."""
+        if self._gate.closed:
+            raise KVCacheStateError("the pool is closed")
+        ledger = self._requests.ledger
+        return {
+            "pages_total": self.num_pages,
+            "pages_free": self._requests.free_pages,
+            "pages_private": ledger.private_pages,
+            "pages_tree": ledger.tree.total_size // self._page_size,
+            "pages_evictable": ledger.evictable_pages,
+            "pages_taken": ledger.allocator.num_taken,
+            "requests_bound": len(self._requests),
+            "prefix_prompt_tokens": self._requests.prefix_prompt_tokens,
+            "prefix_match_tokens": self._requests.prefix_match_tokens,
+            "prefix_insert_tokens": self._requests.prefix_insert_tokens,
+            "evicted_pages": ledger.tree.evicted_pages,
+            "bind_failures": self._requests.bind_failures,
+        }

@@ -1,0 +1,57 @@
+"""Request: one bound request, and the copy of it that callers may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool_ext.lease import PageLease
+
+ExtraKey = str | bytes | int | None
+
+
+@dataclass(frozen=True)
+class RequestInfo:
+    """One bound request as it is now; a copy.
+
+    Attributes
+    ----------
+    request_id : int
+        The id that bind gave.
+    capacity : int
+        Slots reserved, in tokens.
+    matched_len : int
+        Tokens found in the cache at bind.
+    valid_len : int
+        Leading tokens written on every layer and not taken back.
+    shared_len : int
+        Tokens on read-only pages.
+    page_ids : ndarray
+        int32 ``[capacity / page_size]``, in order of positions, read-only.
+    extra_key : str, bytes, int or None
+        Namespace.
+    priority : int
+        Priority of what it will insert.
+    """
+
+    request_id: int
+    capacity: int
+    matched_len: int
+    valid_len: int
+    shared_len: int
+    page_ids: NDArray[np.int32]
+    extra_key: ExtraKey
+    priority: int
+
+
+class Request:
+    """A bound request: its id, its pages, and its row in the table of written lengths."""
+
+    __slots__ = ("lease", "request_id", "row")
+
+    def __init__(self, request_id: int, lease: PageLease, row: int) -> None:
+        self.request_id = request_id
+        self.lease = lease
+        self.row = row

@@ -1,0 +1,277 @@
+"""Step: the rows of one forward pass.
+
+A step lives as long as all of its requests are bound; any use after that raises
+`KVCacheStateError`. What is the same for all layers of a pass (slots of the written window, the
+page table) is made once and found again by value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.page_table import PageTable
+from kvpool.step.rollback import StepRollback
+from kvpool.step.rows import Positions
+
+__all__ = ["Positions", "Step"]
+
+
+class Step(StepRollback):
+    """Rows of one forward pass, in the order of `KVCachePool.activate_step`, which makes it.
+
+    Positions count from the start of each request, ranges are half-open, and an argument that
+    takes one position a row takes an int for all rows too.
+    """
+
+    # ---- reading it
+
+    @property
+    def request_ids(self) -> list[int]:
+        """Ids in row order."""
+        return [request.request_id for request in self._requests]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows."""
+        return len(self._requests)
+
+    @property
+    def capacities(self) -> list[int]:
+        """Slots reserved for each row, in tokens."""
+        self._enter()
+        try:
+            return self._rows.capacities()
+        finally:
+            self._gate.leave()
+
+    @property
+    def capacity(self) -> int:
+        """The smallest capacity of the rows, in tokens: generation must stop there or extend."""
+        return min(self.capacities)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether every request of the step is still bound."""
+        return not self._gate.closed and all(request.lease.live for request in self._requests)
+
+    def require(self, end_pos: Positions, batch_size: int | None = None) -> None:
+        """Make sure that every row has pages for positions up to `end_pos`.
+
+        Parameters
+        ----------
+        end_pos : int or sequence of int
+            Exclusive end of the positions that will be used.
+        batch_size : int, optional
+            Rows that the caller expects.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            A position past a row's capacity.
+        ValueError
+            Another number of rows.
+        """
+        self._enter()
+        try:
+            if batch_size is not None and batch_size != self.batch_size:
+                raise ValueError(f"the step has {self.batch_size} rows, expected {batch_size}")
+            self._check_lengths(self._rows.positions(end_pos, "end_pos"))
+        finally:
+            self._gate.leave()
+
+    # ---- K and V
+
+    def put(
+        self,
+        layer: int,
+        start_pos: Positions,
+        k: Any,
+        v: Any,
+        *,
+        qo_indptr: Any = None,
+        slots: Any = None,
+    ) -> None:
+        """Write K and V of one layer at ``[start_pos, start_pos + seqlen)`` of each row.
+
+        The first put that enters a page zeroes that page on all layers, so that no bits of an
+        earlier owner are ever read.
+
+        Parameters
+        ----------
+        layer : int
+            Layer index.
+        start_pos : int or sequence of int
+            First position of each row.
+        k, v : array
+            ``[batch, seqlen, num_kv_heads, head_dim]``, or ragged ``[nnz, num_kv_heads,
+            head_dim]`` with `qo_indptr`; any strides. Floats of another dtype than the pool's are
+            converted.
+        qo_indptr : sequence of int, optional
+            Host integers ``[batch + 1]``, CSR of each row's tokens.
+        slots : array, optional
+            int64 or int32 ``[nnz]`` on the device. `window_slot_indices` makes them once a step
+            for all layers; slots of the caller's own making are written as they are, and do not
+            advance `valid_len`. A negative slot is skipped.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            A position past a row's capacity.
+        ValueError, TypeError
+            Wrong layer, shape, dtype or device, a slot at or past ``num_slots``, or a position on
+            a read-only page (below ``shared_len``).
+        """
+        self._enter()
+        try:
+            storage = self._storage
+            layer = storage.check_layer(layer)
+            k, v, seqlen = self._token_rows(k, v, qo_indptr)
+            window = self._rows.window(start_pos, seqlen, qo_indptr, k.shape[0])
+            self._check_capacity(window)
+            self._check_writable(window)
+            own = slots is None or self._is_own(slots, window)
+            slots = self._slots_of(window) if own else self._check_slots(slots, window.num_tokens)
+            fresh = self._rows.enter(window)
+            if fresh is not None:
+                storage.zero(storage.device.to_device(fresh))
+            storage.write(layer, slots, k, v)
+            if own:
+                self._rows.advance(layer, window)
+        finally:
+            self._gate.leave()
+
+    def get(
+        self, layer: int, length: int, *, padded: bool = False, slots: Any = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Read K and V of positions ``[0, length)`` of every row.
+
+        Parameters
+        ----------
+        layer : int
+            Layer index.
+        length : int
+            Positions of each row.
+        padded : bool
+            Let rows shorter than `length` repeat their last slot; mask those positions.
+        slots : array, optional
+            int64 or int32 ``[batch * length]`` on the device, from `slot_indices`.
+
+        Returns
+        -------
+        tuple of array
+            ``(k, v)``, each ``[batch, length, num_kv_heads, head_dim]`` in the compute dtype, new
+            arrays. What this layer has not written reads as zeros.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            `length` past a row's capacity, without `padded`.
+        """
+        self._enter()
+        try:
+            storage = self._storage
+            layer = storage.check_layer(layer)
+            length = _length(length)
+            if not padded:
+                self._check_lengths(self._rows.positions(length, "length"))
+            if slots is None:
+                found = self._rows.slot_indices(length, True)
+                slots = storage.device.to_device(found)
+            else:
+                slots = self._check_slots(slots, self.batch_size * length)
+            k, v = storage.read(layer, slots)
+            shape = (self.batch_size, length, *storage.row_shape)
+            return k.reshape(shape), v.reshape(shape)
+        finally:
+            self._gate.leave()
+
+    def slot_indices(self, length: int) -> NDArray[np.int64]:
+        """Slots of positions ``[0, length)`` of every row, int64 ``[batch * length]``.
+
+        They are on the device. Side caches can use them to share allocation, reuse and eviction
+        with K and V. Positions past a row's capacity repeat its last slot: mask them.
+        """
+        self._enter()
+        try:
+            return self._storage.device.to_device(self._rows.slot_indices(_length(length), False))
+        finally:
+            self._gate.leave()
+
+    def window_slot_indices(self, start_pos: Positions, seqlen: Positions) -> NDArray[np.int64]:
+        """Slots of ``[start_pos, start_pos + seqlen)`` of each row, int64 ``[nnz]``.
+
+        They are on the device: make them once a step and hand them to the put of every layer.
+
+        Parameters
+        ----------
+        start_pos, seqlen : int or sequence of int
+            First position, and number of positions, of each row.
+        """
+        self._enter()
+        try:
+            window = self._rows.window(start_pos, seqlen)
+            self._check_capacity(window)
+            return self._slots_of(window)
+        finally:
+            self._gate.leave()
+
+    # ---- page tables
+
+    def page_table(self, lengths: Positions) -> PageTable:
+        """The step's shared page table for these lengths, made once for all layers.
+
+        Parameters
+        ----------
+        lengths : int or sequence of int
+            Readable positions of each row, this step's tokens included.
+
+        Returns
+        -------
+        PageTable
+            The same object while the same lengths are asked for.
+
+        Raises
+        ------
+        KVCacheExhaustedError
+            A length past a row's capacity.
+        """
+        self._enter()
+        try:
+            wanted = self._lengths(lengths)
+            if self._page_table is None or not self._page_table.covers(wanted):
+                self._page_table = self._build(wanted)
+            return self._page_table
+        finally:
+            self._gate.leave()
+
+    def build_page_table(self, lengths: Positions) -> PageTable:
+        """A page table of the caller's own; the step neither keeps nor changes it."""
+        self._enter()
+        try:
+            return self._build(self._lengths(lengths))
+        finally:
+            self._gate.leave()
+
+    @property
+    def current_page_table(self) -> PageTable | None:
+        """The shared page table, or None where none was made."""
+        self._enter()
+        self._gate.leave()
+        return self._page_table
+
+    def clear_page_table(self) -> None:
+        """Forget the shared page table."""
+        self._enter()
+        self._gate.leave()
+        self._page_table = None
+
+
+def _length(length: int) -> int:
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
+        raise TypeError(f"length must be an int, got {type(length).__name__}")
+    if length < 0:
+        raise ValueError(f"length must be >= 0, got {length}")
+    return int(length)

@@ -1,0 +1,104 @@
+"""StepRollback: taking tokens back after a speculative reject, and the window that wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvpool.step.rows import Positions, StepBase
+
+
+class StepRollback(StepBase):
+    """Calls of a step that lower what its rows hold, without freeing pages."""
+
+    def seal_length(self, sealed_len: Positions) -> bool:
+        """Lower the readable length of each row without freeing pages, after a speculative reject.
+
+        Parameters
+        ----------
+        sealed_len : int or sequence of int
+            Committed tokens of each row. Above `valid_len` it is legal and raises nothing.
+
+        Returns
+        -------
+        bool
+            True exactly when no row changed its number of pages and the shared page table was
+            bumped in place, so that its addresses survive; False when it was rebuilt or there is
+            none.
+
+        Raises
+        ------
+        ValueError
+            Negative, past a row's capacity, or below its ``shared_len``.
+        """
+        self._enter()
+        try:
+            lengths = self._rows.positions(sealed_len, "sealed_len")
+            self._check_range(lengths, lengths, "seal_length")
+            return self._seal(lengths)
+        finally:
+            self._gate.leave()
+
+    def invalidate_range(self, from_pos: Positions, end_pos: Positions) -> None:
+        """Zero K and V of ``[from_pos, end_pos)`` of each row, and take the positions back.
+
+        Raises
+        ------
+        ValueError
+            A reversed or negative range, one past a row's capacity, or one that touches read-only
+            pages.
+        """
+        self._enter()
+        try:
+            starts = self._rows.positions(from_pos, "from_pos")
+            ends = self._rows.positions(end_pos, "end_pos")
+            window = self._check_range(starts, ends, "invalidate_range", may_touch=True)
+            self._zero(window)
+            for request, start, end in zip(self._requests, starts, ends, strict=True):
+                if end > start:
+                    self._table.written.cap(request.row, int(start))
+        finally:
+            self._gate.leave()
+
+    def truncate_to(self, sealed_len: Positions, written_end: Positions) -> bool:
+        """Seal each row to `sealed_len` and zero the rejected tail ``[sealed_len, written_end)``.
+
+        Pages and capacity stay. Zeroing follows the pool's ``zero_rejected_kv``.
+
+        Returns
+        -------
+        bool
+            As `seal_length`.
+
+        Raises
+        ------
+        ValueError
+            ``written_end < sealed_len``, past a row's capacity, negative, or below ``shared_len``.
+        """
+        self._enter()
+        try:
+            sealed = self._rows.positions(sealed_len, "sealed_len")
+            ends = self._rows.positions(written_end, "written_end")
+            self._check_range(sealed, sealed, "truncate_to")
+            window = self._check_range(sealed, ends, "truncate_to")
+            if self._zero_rejected_kv:
+                self._zero(window)
+            return self._seal(sealed)
+        finally:
+            self._gate.leave()
+
+    @contextmanager
+    def verify_window(self) -> Iterator[StepRollback]:
+        """Mark the forward pass inside as a verify window: several causal queries a row."""
+        self._enter()
+        self._gate.leave()
+        before, self._in_verify_window = self._in_verify_window, True
+        try:
+            yield self
+        finally:
+            self._in_verify_window = before
+
+    @property
+    def in_verify_window(self) -> bool:
+        """Whether a `verify_window` block runs."""
+        return self._in_verify_window

@@ -1,0 +1,208 @@
+"""StepBase: the requests of a step, whether they live, and the checks that its calls share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.errors import KVCacheStateError
+from kvpool.page_table import PageTable
+from kvpool.request import Request
+from kvpool.requests import RequestTable
+from kvpool.storage import KVStorage
+from kvpool.words import past_capacity
+from kvpool_ext.gate import Gate
+from kvpool_ext.tables import StepRows, StepWindow
+
+Positions = int | Sequence[int] | NDArray[np.integer[Any]]
+
+
+class StepBase:
+    """What a step is made of; `Step` adds the calls."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        storage: KVStorage,
+        requests: list[Request],
+        gate: Gate,
+        zero_rejected_kv: bool,
+    ) -> None:
+        self._table = table
+        self._storage = storage
+        self._requests = requests
+        self._gate = gate
+        self._zero_rejected_kv = zero_rejected_kv
+        self._rows = StepRows(
+            [request.lease for request in requests],
+            [request.row for request in requests],
+            table.written,
+            table.page_size,
+        )
+        self._page_table: PageTable | None = None
+        self._seen_losses = table.losses
+        self._seen_shrinks = self._rows.num_shrinks()
+        self._in_verify_window = False
+
+    # ---- life
+
+    def _enter(self) -> None:
+        self._gate.enter()
+        if self._seen_losses != self._table.losses:
+            try:
+                self._recheck()
+            except KVCacheStateError:
+                self._gate.leave()
+                raise
+
+    def _recheck(self) -> None:
+        """Some request ended or shrank: die with one of ours, forget pages that ours gave back."""
+        for request in self._requests:
+            if not request.lease.live:
+                raise KVCacheStateError(
+                    f"the step is dead: request {request.request_id} is not bound any more; "
+                    "activate a new step"
+                )
+        self._seen_losses = self._table.losses
+        if self._seen_shrinks != self._rows.num_shrinks():
+            self._seen_shrinks = self._rows.num_shrinks()
+            self._rows.forget_windows()
+            self._page_table = None
+
+    # ---- arrays of the caller
+
+    def _token_rows(
+        self, k: Any, v: Any, qo_indptr: Any
+    ) -> tuple[NDArray[Any], NDArray[Any], int]:
+        """K and V as rows ``[n, heads, head_dim]``, and the seqlen of a dense call."""
+        device, row_shape = self._storage.device, self._storage.row_shape
+        k, v = device.float_array(k, "k"), device.float_array(v, "v")
+        heads = f"{row_shape[0]}, {row_shape[1]}]"
+        if qo_indptr is None:
+            if k.ndim != 4 or k.shape[0] != self._rows.batch_size or k.shape[2:] != row_shape:
+                expected = f"[{self._rows.batch_size}, seqlen, {heads}"
+                raise ValueError(f"Invalid shape of k: expected {expected}, got {list(k.shape)}")
+        elif k.ndim != 3 or k.shape[1:] != row_shape:
+            raise ValueError(f"Invalid shape of k: expected [nnz, {heads}, got {list(k.shape)}")
+        if v.shape != k.shape:
+            raise ValueError(
+                f"Invalid shape of v: expected {list(k.shape)} as k, got {list(v.shape)}"
+            )
+        if qo_indptr is not None:
+            return k, v, 0
+        seqlen = k.shape[1]
+        flat = (k.shape[0] * seqlen, *row_shape)
+        return k.reshape(flat), v.reshape(flat), seqlen
+
+    def _slots_of(self, window: StepWindow) -> NDArray[np.int64]:
+        if window.slots is None:
+            window.slots = self._storage.device.to_device(self._rows.window_slots(window))
+        slots: NDArray[np.int64] = window.slots
+        return slots
+
+    def _is_own(self, slots: Any, window: StepWindow) -> bool:
+        """Whether `slots` were made by this step for these positions."""
+        if slots is window.slots:
+            return True
+        for other in self._rows.recent_windows():
+            if slots is other.slots:
+                raise ValueError(
+                    f"slots were made for positions {other.positions()}, "
+                    f"start_pos and shape say {window.positions()}"
+                )
+        return False
+
+    def _check_slots(self, slots: Any, num_rows: int) -> NDArray[Any]:
+        found = self._storage.device.asarray(slots, "slots")
+        if found.dtype not in (np.int64, np.int32):
+            raise TypeError(f"Invalid dtype of slots: expected int64 or int32, got {found.dtype}")
+        if found.shape != (num_rows,):
+            raise ValueError(
+                f"Invalid shape of slots: expected [{num_rows}], got {list(found.shape)}"
+            )
+        if found.size and found.max() >= self._storage.num_slots:
+            raise ValueError(
+                f"slot {found.max()} is past the pool's {self._storage.num_slots} slots"
+            )
+        return found
+
+    # ---- positions
+
+    def _check_capacity(self, window: StepWindow) -> None:
+        row = self._rows.first_past_capacity(window)
+        if row >= 0:
+            lease, end_pos = self._requests[row].lease, window.positions()[row][1]
+            raise past_capacity(self._table.ledger, lease, end_pos)
+
+    def _check_lengths(self, lengths: NDArray[np.int64]) -> None:
+        row = self._rows.first_length_past_capacity(lengths)
+        if row >= 0:
+            lease = self._requests[row].lease
+            raise past_capacity(self._table.ledger, lease, int(lengths[row]))
+
+    def _check_writable(self, window: StepWindow) -> None:
+        row = self._rows.first_shared(window)
+        if row >= 0:
+            raise self._read_only("put", self._requests[row], window.positions()[row][0])
+
+    def _check_range(
+        self,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        verb: str,
+        may_touch: bool = False,
+    ) -> StepWindow:
+        """Ranges as a window; ValueError if reversed, past capacity, or on read-only pages.
+
+        With `may_touch`, an empty range may lie anywhere.
+        """
+        for request, start, end in zip(self._requests, starts, ends, strict=True):
+            capacity = self._table.capacity(request)
+            if end < start or end > capacity:
+                raise ValueError(
+                    f"{verb} of request {request.request_id}: expected "
+                    f"0 <= from <= end <= capacity {capacity}, got [{start}, {end})"
+                )
+            shared_len = request.lease.shared_pages * self._table.page_size
+            if start < shared_len and not (may_touch and start == end):
+                raise self._read_only(verb, request, int(start))
+        return self._rows.window(starts, ends - starts)
+
+    def _read_only(self, verb: str, request: Request, position: int) -> ValueError:
+        shared_len = request.lease.shared_pages * self._table.page_size
+        return ValueError(
+            f"{verb} at position {position} of request {request.request_id} touches read-only "
+            f"pages: its first {shared_len} tokens are shared"
+        )
+
+    # ---- taking back, and tables
+
+    def _zero(self, window: StepWindow) -> None:
+        slots = self._rows.range_slots(window)
+        if slots.size:
+            self._storage.zero(self._storage.device.to_device(slots))
+
+    def _seal(self, lengths: NDArray[np.int64]) -> bool:
+        for request, length in zip(self._requests, lengths, strict=True):
+            self._table.written.cap(request.row, int(length))
+        if self._page_table is None:
+            return False
+        if self._page_table.bump(lengths):
+            return True
+        self._page_table = self._build(lengths)
+        return False
+
+    def _lengths(self, lengths: Positions) -> NDArray[np.int64]:
+        wanted = self._rows.positions(lengths, "lengths")
+        self._check_lengths(wanted)
+        return wanted
+
+    def _build(self, lengths: NDArray[np.int64]) -> PageTable:
+        indptr, indices, last_page_len = self._rows.page_table(lengths)
+        scratch_page = self._table.num_pages
+        return PageTable(
+            indptr, indices, last_page_len, lengths, self._table.page_size, scratch_page
+        )

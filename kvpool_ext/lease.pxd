@@ -1,0 +1,33 @@
+from libc.stdint cimport int64_t, uint64_t
+
+from kvpool_ext.types cimport node_t, page_t, token_t
+
+
+# The pages that one holder has over one token sequence, in order. Half-open, in pages:
+#
+#   [0, matched)           the tree's, found at bind; locked through `node`
+#   [matched, tree)        the tree's since a checkpoint, but for the intervals in `duplicates`
+#   [tree, shared)         held with forks of the same lineage, read-only
+#   [tree or shared, num)  private
+cdef class PageLease:
+    cdef public object tag         # the caller's name for this lease, in errors and pictures
+    cdef page_t *page_ids
+    cdef readonly Py_ssize_t num_pages
+    cdef readonly Py_ssize_t matched_pages
+    cdef readonly Py_ssize_t tree_pages     # depth of `node`
+    cdef readonly Py_ssize_t shared_pages   # pages before this one are read-only
+    cdef public Py_ssize_t entered_pages    # pages before this one hold no stale bits
+    cdef readonly Py_ssize_t num_shrinks    # steps look whether pages that they remember may have gone
+    cdef readonly bint live
+    cdef readonly object extra_key
+    cdef readonly int64_t priority
+    cdef bint publishes            # bound while reuse was on
+    cdef uint64_t epoch            # of the tree at bind: after a reset nothing is inserted
+    cdef node_t node               # deepest locked node, NO_NODE where nothing is the tree's
+    cdef token_t *known            # tokens from `matched_pages` on that bind or checkpoint told
+    cdef readonly Py_ssize_t known_len      # tokens known from position 0 on
+    cdef list duplicates           # [(start, end)] in pages: private copies of what the tree has too
+    cdef dict lineage              # leases that may share pages with this one, in order, or None
+
+
+cdef PageLease new_lease(Py_ssize_t num_pages)

@@ -1,0 +1,43 @@
+"""PageLease: the pages of one holder, from bind to finish. Its intervals are drawn in `lease.pxd`."""
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+import numpy as np
+
+cimport numpy as cnp
+
+from kvpool_ext.types cimport NO_NODE, page_t
+
+cnp.import_array()
+
+
+cdef class PageLease:
+    """The pages that one holder has over one token sequence; made by `PageLedger` only."""
+
+    def __dealloc__(self):
+        free(self.page_ids)
+        free(self.known)
+
+    def pages(self):
+        """Page ids in order, a new int32 array ``[num_pages]``."""
+        cdef cnp.npy_intp n = self.num_pages
+        cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT32, 0)
+        memcpy(cnp.PyArray_DATA(out), self.page_ids, n * sizeof(page_t))
+        return out
+
+    def private_pages(self):
+        """Ids of the pages that are not the tree's, int32; a page shared with forks is among them."""
+        pages = self.pages()
+        parts = [pages[start:end] for start, end in self.duplicates or ()]
+        return np.concatenate([*parts, pages[self.tree_pages:]])
+
+
+cdef PageLease new_lease(Py_ssize_t num_pages):
+    cdef PageLease lease = PageLease.__new__(PageLease)
+    lease.page_ids = <page_t *>malloc(max(1, num_pages) * sizeof(page_t))
+    if lease.page_ids == NULL:
+        raise MemoryError(f"no memory for {num_pages} page ids")
+    lease.num_pages = num_pages
+    lease.node = NO_NODE
+    lease.live = True
+    return lease

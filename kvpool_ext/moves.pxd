@@ -1,0 +1,32 @@
+from libc.stdint cimport int32_t
+
+from kvpool_ext.pages cimport PageAllocator
+from kvpool_ext.lease cimport PageLease
+from kvpool_ext.radix cimport RadixCache
+from kvpool_ext.tree cimport Walk
+from kvpool_ext.types cimport node_t, page_t, token_t
+
+
+cdef class LedgerMoves:
+    cdef readonly PageAllocator allocator
+    cdef readonly RadixCache tree
+    cdef readonly Py_ssize_t page_size
+    cdef readonly Py_ssize_t needed_pages   # private pages that the last short call wanted
+    cdef readonly set leases
+    cdef int32_t *holders          # leases that hold a page as shared, 0 for a single one; made at the first fork
+
+    cdef int verify(self) except -1
+    cdef void add_holder(self, page_t page) noexcept nogil
+    cdef bint may_publish(self, PageLease lease) noexcept
+    cdef Py_ssize_t free_or_evictable(self) noexcept nogil
+    cdef Walk walk_prompt(self, object key, const token_t *tokens, Py_ssize_t num_tokens, bint reuse, page_t *out)
+    cdef int claim(self, page_t *out, Py_ssize_t num_pages) except -1
+    cdef void drop_pages(self, PageLease lease, Py_ssize_t start, Py_ssize_t end) noexcept
+    cdef int verify_tokens(self, PageLease lease, const token_t *tokens, Py_ssize_t num_tokens) except -1
+    cdef Py_ssize_t publish(
+        self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, Walk *walk
+    ) except -1
+    cdef int raise_path(self, PageLease lease, Py_ssize_t num_pages) except -1
+    cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil
+    cdef int follow(self, PageLease other, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached) except -1
+    cdef int let_go(self, PageLease lease) except -1

@@ -1,0 +1,11 @@
+from kvpool_ext.lease import PageLease
+from kvpool_ext.pages import PageAllocator
+from kvpool_ext.radix import RadixCache
+
+class LedgerMoves:
+    allocator: PageAllocator
+    tree: RadixCache
+    page_size: int
+    needed_pages: int
+    leases: set[PageLease]
+    def __init__(self, num_pages: int, page_size: int) -> None: ...

@@ -1,0 +1,209 @@
+"""The moves of the page ledger: between free list, tree and leases, without a check of arguments.
+
+Nothing here decides whether a call may go on; `ledger.pyx` does, before it moves anything.
+"""
+from libc.stdint cimport int32_t
+from libc.stdlib cimport free
+from libc.string cimport memcmp
+
+from kvpool_ext.arena cimport IS_ROOT, Node
+from kvpool_ext.lease cimport PageLease
+from kvpool_ext.pages cimport PageAllocator
+from kvpool_ext.radix cimport RadixCache
+from kvpool_ext.tree cimport Walk
+from kvpool_ext.types cimport CHECKED, NO_NODE, node_t, page_t, token_t
+
+cdef enum:
+    # Compares longer than this many tokens run without the GIL. Shorter ones keep it: giving it up lets another
+    # thread hold the scheduler for a switch interval, a thousand times the compare.
+    LONG_COMPARE = 16384
+
+
+cdef class LedgerMoves:
+    """State and moves of a page ledger; `PageLedger` adds the verbs."""
+
+    def __cinit__(self, num_pages, page_size):
+        self.allocator = PageAllocator(num_pages)
+        self.tree = RadixCache(page_size)
+        self.tree.allocator = self.allocator
+        self.page_size = self.tree.page_size
+        self.leases = set()
+
+    def __dealloc__(self):
+        free(self.holders)
+
+    cdef int verify(self) except -1:
+        if CHECKED and self.tree.arena.num_live + self.allocator.num_pages <= 512:
+            self.check()
+        return 0
+
+    cdef Py_ssize_t free_or_evictable(self) noexcept nogil:
+        return self.allocator.c_num_free() + self.tree.evictable_pages
+
+    cdef Walk walk_prompt(
+        self, object key, const token_t *tokens, Py_ssize_t num_tokens, bint reuse, page_t *out
+    ):
+        cdef Walk walk = Walk(NO_NODE, 0, 0, 0)
+        cdef Py_ssize_t max_pages = (num_tokens - 1) // self.page_size if num_tokens > 0 else 0
+        cdef node_t root = self.tree.root_of(key) if reuse and max_pages > 0 else NO_NODE
+        cdef RadixCache tree = self.tree
+        if root == NO_NODE:
+            return walk
+        if num_tokens < LONG_COMPARE:
+            return tree.walk(root, tokens, max_pages, out)
+        tree.busy = True
+        with nogil:
+            walk = tree.walk(root, tokens, max_pages, out)
+        tree.busy = False
+        return walk
+
+    cdef int claim(self, page_t *out, Py_ssize_t num_pages) except -1:
+        """Move `num_pages` to `out`, free ones first, and evict exactly as many as are short."""
+        cdef Py_ssize_t num_free = min(num_pages, self.allocator.c_num_free())
+        self.allocator.pop(out, num_free)
+        if num_free < num_pages:
+            self.tree.evicted_pages += self.tree.evict_into(out + num_free, num_pages - num_free)
+            self.tree.drop_pending_roots()
+        return 0
+
+    cdef void drop_pages(self, PageLease lease, Py_ssize_t start, Py_ssize_t end) noexcept:
+        """Free the non-tree pages ``[start, end)`` of a lease, but for those that a fork still holds."""
+        cdef Py_ssize_t i
+        cdef page_t page
+        if lease.lineage is None:
+            self.allocator.push(lease.page_ids + start, end - start)
+            return
+        for i in range(start, end):
+            page = lease.page_ids[i]
+            if self.holders[page] > 1:
+                self.holders[page] -= 1
+            else:
+                self.holders[page] = 0
+                self.allocator.push(&lease.page_ids[i], 1)
+
+    cdef int verify_tokens(self, PageLease lease, const token_t *tokens, Py_ssize_t num_tokens) except -1:
+        """Compare `tokens` with those that bind or a checkpoint told; ValueError at the first difference."""
+        cdef Py_ssize_t limit = min(num_tokens, lease.known_len), matched = lease.matched_pages * self.page_size
+        cdef Py_ssize_t end = lease.tree_pages * self.page_size, start, stop, i
+        cdef node_t n = lease.node
+        cdef Node *node
+        if limit > matched and memcmp(
+            tokens + matched, lease.known, (limit - matched) * sizeof(token_t)
+        ) != 0:
+            i = 0
+            while tokens[matched + i] == lease.known[i]:
+                i += 1
+            raise contradiction(matched + i, tokens[matched + i], lease.known[i])
+        # The matched part is compared with the locked nodes, from the deepest up.
+        while n != NO_NODE and not self.tree.arena.nodes[n].flags & IS_ROOT:
+            node = &self.tree.arena.nodes[n]
+            start = end - node.num_pages * self.page_size
+            stop = min(min(end, matched), limit)
+            if start < stop and memcmp(tokens + start, node.tokens, (stop - start) * sizeof(token_t)) != 0:
+                i = 0
+                while tokens[start + i] == node.tokens[i]:
+                    i += 1
+                raise contradiction(start + i, tokens[start + i], node.tokens[i])
+            end = start
+            n = node.parent
+        return 0
+
+    # ---- into the tree, and out of it
+
+    cdef void add_holder(self, page_t page) noexcept nogil:
+        self.holders[page] = max(1, self.holders[page]) + 1
+
+    cdef bint may_publish(self, PageLease lease) noexcept:
+        return lease.publishes and lease.epoch == self.tree.epoch
+
+    cdef Py_ssize_t publish(
+        self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, Walk *walk
+    ) except -1:
+        """Grow the tree from the lease's node to `num_pages`; returns the pages that were new.
+
+        ``walk.num_pages`` says how many pages beyond ``tree_pages`` were cached already (duplicates of the lease's
+        own), ``walk.node`` becomes the deepest node. The walk starts at the handle: what bind matched is not compared
+        again.
+        """
+        cdef Py_ssize_t start = lease.tree_pages, cached, i
+        cdef node_t root = lease.node
+        if root == NO_NODE:
+            root = self.tree.ensure_root(lease.extra_key)
+        walk[0] = self.tree.walk(root, tokens + start * self.page_size, num_pages - start, NULL)
+        cached = start + walk.num_pages
+        walk.node = self.tree.attach(
+            walk, tokens + cached * self.page_size, lease.page_ids + cached, num_pages - cached, lease.priority
+        )
+        if lease.lineage is not None:
+            for other in lease.lineage:
+                if other is not lease:
+                    self.follow(other, lease, num_pages, walk.node, cached)
+            for i in range(cached, num_pages):
+                self.holders[lease.page_ids[i]] = 0
+        return num_pages - cached
+
+    cdef int raise_path(self, PageLease lease, Py_ssize_t num_pages) except -1:
+        """An insert that adds no page still raises the priority of the first `num_pages` of the lease's path."""
+        cdef node_t n = lease.node
+        cdef Py_ssize_t depth = lease.tree_pages
+        cdef int32_t rank
+        if num_pages == 0:
+            return 0
+        n = self.node_at(n, &depth, num_pages)
+        if self.tree.arena.classes[self.tree.arena.nodes[n].rank].priority >= lease.priority:
+            return 0
+        rank = self.tree.arena.ensure_class(lease.priority)
+        if depth > num_pages:
+            n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - num_pages))
+        self.tree.touch(n, rank)
+        return 0
+
+    cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil:
+        """The node on the path of `n` that holds page ``num_pages - 1``; `depth` becomes its end."""
+        while depth[0] - self.tree.arena.nodes[n].num_pages >= num_pages:
+            depth[0] -= self.tree.arena.nodes[n].num_pages
+            n = self.tree.arena.nodes[n].parent
+        return n
+
+    cdef int follow(
+        self, PageLease other, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached
+    ) except -1:
+        """`lease` brought pages to the tree that `other` holds too: lock them there for `other`."""
+        cdef Py_ssize_t common = other.tree_pages, depth = num_pages, limit = min(num_pages, other.num_pages)
+        cdef node_t n
+        while common < limit and other.page_ids[common] == lease.page_ids[common]:
+            common += 1
+        if common == other.tree_pages:
+            return 0
+        n = self.node_at(deepest, &depth, common)
+        if depth > common:
+            n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - common))
+        if cached > other.tree_pages:
+            if other.duplicates is None:
+                other.duplicates = []
+            other.duplicates.append((other.tree_pages, min(common, cached)))
+        self.tree.lock_path(n, other.node)
+        other.node = n
+        other.tree_pages = common
+        return 0
+
+    cdef int let_go(self, PageLease lease) except -1:
+        """Drop the duplicates and the lock of a lease whose other pages are settled, and end it."""
+        for start, end in lease.duplicates or ():
+            self.drop_pages(lease, start, end)
+        if lease.node != NO_NODE:
+            self.tree.unlock_path(lease.node)
+            self.tree.free_orphans()
+        if lease.lineage is not None:
+            del lease.lineage[lease]
+            lease.lineage = None
+        self.leases.discard(lease)
+        lease.live = False
+        return 0
+
+
+cdef object contradiction(Py_ssize_t position, token_t got, token_t expected):
+    return ValueError(
+        f"token {got} at position {position} contradicts token {expected} told at bind or checkpoint: "
+        "these are the tokens of another request"
+    )

@@ -1,0 +1,421 @@
+"""The radix tree: which token prefixes are cached, in which pages, and which page goes next.
+
+A node is a run of whole pages; below it stand nodes that differ in their first page. The tree speaks pages: a token
+tail that fills no page is ignored. What holds after every verb, and what `check` verifies:
+
+(I1) siblings differ in their first page; (I2) ``lock_ref(parent) >=`` the sum over its children, so an unlocked node
+has only unlocked descendants; (I3) a root holds no page, is never locked and never evicted; (I4) a page id appears
+once; (I5) ``evictable + protected`` is the number of pages held; (I6) every unlocked node is on the recency list of
+its priority, children before parents, and a parent's priority is at least its children's, so the old end of the
+lowest list is always an evictable leaf.
+
+Why (I6) holds: a walk goes down, but touch and unlock link bottom up; a lock takes the whole path off the lists; the
+upper half of a split is linked right behind its lower half; an insert raises all ancestors. Recency belongs to pages:
+the unmatched rest of a split keeps its old place. The tree allocates no page, knows no device and no request, and is
+not thread-safe (a second entry is refused). No verb recurses: a tree may be 100,000 nodes deep.
+"""
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memmove
+
+import operator
+
+import numpy as np
+
+from kvpool_ext.arena cimport (
+    DETACHED_RANK,
+    IS_DETACHED,
+    IS_LINKED,
+    IS_PENDING,
+    IS_ROOT,
+    Node,
+    NodeArena,
+)
+from kvpool_ext.types cimport CHECKED, NO_NODE, node_t, page_t, token_t
+
+cdef enum:
+    COMPARE_BYTES = 8192    # compared at once; inside the first unequal piece, page by page
+
+
+cdef Py_ssize_t common_pages(
+    const token_t *a, const token_t *b, Py_ssize_t num_pages, Py_ssize_t page_size
+) noexcept nogil:
+    """Number of leading equal pages."""
+    cdef Py_ssize_t page_bytes = page_size * <Py_ssize_t>sizeof(token_t)
+    cdef Py_ssize_t step = max(1, COMPARE_BYTES // page_bytes), done = 0, piece
+    while done < num_pages:
+        piece = min(step, num_pages - done)
+        if memcmp(a + done * page_size, b + done * page_size, piece * page_bytes) != 0:
+            while memcmp(a + done * page_size, b + done * page_size, page_bytes) == 0:
+                done += 1
+            return done
+        done += piece
+    return num_pages
+
+
+cdef object namespace_key(object extra_key):
+    """`extra_key` as a dictionary key; TypeError for anything but str, bytes, int and None."""
+    if extra_key is None or type(extra_key) is str or type(extra_key) is bytes:
+        return extra_key
+    if isinstance(extra_key, (str, bytes)):
+        return extra_key
+    if not isinstance(extra_key, (bool, np.bool_)):
+        try:
+            return operator.index(extra_key)
+        except TypeError:
+            pass
+    raise TypeError(f"extra_key must be str, bytes, int or None, got {type(extra_key).__name__}")
+
+
+cdef int64_t checked_priority(object priority) except? -1:
+    if type(priority) is not int:
+        if isinstance(priority, (bool, np.bool_)):
+            raise TypeError("priority must be an int, got bool")
+        try:
+            priority = operator.index(priority)
+        except TypeError:
+            raise TypeError(f"priority must be an int, got {type(priority).__name__}") from None
+    if not INT32_MIN <= priority <= INT32_MAX:
+        raise ValueError(f"priority must be in {INT32_MIN} .. {INT32_MAX}, got {priority}")
+    return priority
+
+
+cdef class RadixTree:
+    """Walk, split, attach, touch, lock and evict; `RadixCache` adds the verbs that callers see."""
+
+    def __cinit__(self, page_size=1, eviction="lru"):
+        if isinstance(page_size, bool) or not isinstance(page_size, (int, np.integer)):
+            raise TypeError(f"page_size must be an int, got {type(page_size).__name__}")
+        if not 1 <= page_size <= 1 << 20:
+            raise ValueError(f"page_size must be in 1 .. {1 << 20} tokens, got {page_size}")
+        if eviction != "lru":
+            raise ValueError(f"eviction must be 'lru', got {eviction!r}")
+        self.page_size = page_size
+        self.eviction = eviction
+        self.arena = NodeArena(page_size)
+        self.user_locks = {}
+        self.pending_root = NO_NODE
+        self.default_root = self.arena.new_node()
+        self.arena.nodes[self.default_root].flags = IS_ROOT
+        self.num_roots = 1
+        self.roots = {None: self.default_root}
+        self.root_keys = {self.default_root: None}
+
+    cdef int verify(self) except -1:
+        # The debug build looks after each change; large trees would make that quadratic.
+        if CHECKED and self.arena.num_live <= 256:
+            self.check()
+        return 0
+
+    cdef int enter(self) except -1:
+        if self.busy:
+            raise RuntimeError("the radix tree is in use by another thread: it serves one scheduler thread")
+        return 0
+
+    cdef node_t root_of(self, object extra_key) except? -2:
+        if extra_key is None:
+            return self.default_root
+        root = self.roots.get(extra_key)
+        return NO_NODE if root is None else <node_t>root
+
+    cdef node_t ensure_root(self, object extra_key) except? -2:
+        cdef node_t root = self.root_of(extra_key)
+        if root == NO_NODE:
+            self.arena.reserve(1)
+            root = self.arena.new_node()
+            self.arena.nodes[root].flags = IS_ROOT
+            self.num_roots += 1
+            self.roots[extra_key] = root
+            self.root_keys[root] = extra_key
+        return root
+
+    cdef Walk walk(
+        self, node_t start, const token_t *tokens, Py_ssize_t max_pages, page_t *out
+    ) noexcept nogil:
+        """Follow `tokens` below `start` for at most `max_pages`, page ids to `out` (or NULL); changes nothing."""
+        cdef Walk walk = Walk(start, self.arena.nodes[start].num_pages, 0, 0)
+        cdef Py_ssize_t page_size = self.page_size, room, common
+        cdef const token_t *rest
+        cdef Node *node
+        cdef node_t child
+        while walk.num_pages < max_pages:
+            rest = tokens + walk.num_pages * page_size
+            child = self.arena.find_child(walk.node, rest)
+            if child == NO_NODE:
+                break
+            node = &self.arena.nodes[child]
+            room = min(<Py_ssize_t>node.num_pages, max_pages - walk.num_pages)
+            # The look-up compared the first page already.
+            common = 1 + common_pages(node.tokens + page_size, rest + page_size, room - 1, page_size)
+            if out != NULL:
+                memcpy(out + walk.num_pages, node.pages, common * sizeof(page_t))
+            if node.lock_ref == 0:
+                walk.unlocked_pages += common
+            walk.node = child
+            walk.node_pages = common
+            walk.num_pages += common
+            if common < node.num_pages:
+                break
+        return walk
+
+    cdef bint ends_inside(self, Walk *walk) noexcept nogil:
+        return walk.node_pages < self.arena.nodes[walk.node].num_pages
+
+    cdef node_t split(self, node_t n, Py_ssize_t num_upper) except? -2:
+        """Cut `n` after `num_upper` pages and return the new upper node.
+
+        The lower half keeps the node, so every handle still means the same prefix and no child is rewritten.
+        """
+        cdef Py_ssize_t page_size = self.page_size, num_lower
+        cdef token_t *tokens = <token_t *>malloc(num_upper * page_size * sizeof(token_t))
+        cdef page_t *pages = <page_t *>malloc(num_upper * sizeof(page_t))
+        cdef NodeArena arena = self.arena
+        cdef Node *low
+        cdef Node *up
+        cdef node_t upper
+        if tokens == NULL or pages == NULL:
+            free(tokens)
+            free(pages)
+            raise MemoryError(f"no memory to split a node after {num_upper} pages")
+        try:
+            arena.reserve(1)
+        except MemoryError:
+            free(tokens)
+            free(pages)
+            raise
+        arena.unindex_node(n)
+        upper = arena.new_node()
+        low = &arena.nodes[n]
+        up = &arena.nodes[upper]
+        num_lower = low.num_pages - num_upper
+        memcpy(tokens, low.tokens, num_upper * page_size * sizeof(token_t))
+        memcpy(pages, low.pages, num_upper * sizeof(page_t))
+        up.tokens = tokens
+        up.pages = pages
+        up.parent = low.parent
+        up.num_pages = <int32_t>num_upper
+        up.lock_ref = low.lock_ref
+        up.num_children = 1
+        up.key_hash = low.key_hash
+        arena.join_class(upper, low.rank)
+        memmove(low.tokens, low.tokens + num_upper * page_size, num_lower * page_size * sizeof(token_t))
+        memmove(low.pages, low.pages + num_upper, num_lower * sizeof(page_t))
+        low.parent = upper
+        low.num_pages = <int32_t>num_lower
+        low.key_hash = arena.hash_page(upper, low.tokens)
+        shrink_runs(low, page_size)
+        arena.index_node(upper)
+        arena.index_node(n)
+        if low.flags & IS_LINKED:
+            arena.link_newer_than(upper, n)
+        return upper
+
+    cdef node_t attach(
+        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority
+    ) except? -2:
+        """Grow the tree where `walk` ended by `num_new` pages and touch the path; returns its deepest node.
+
+        A MemoryError leaves the tree as it was, but for a split that changes no answer.
+        """
+        cdef NodeArena arena = self.arena
+        cdef node_t n = walk.node, leaf
+        cdef int32_t rank = arena.ensure_class(priority)
+        cdef token_t *token_run = NULL
+        cdef page_t *page_run = NULL
+        cdef Node *node
+        arena.reserve(2)
+        if num_new > 0:
+            token_run = <token_t *>malloc(num_new * self.page_size * sizeof(token_t))
+            page_run = <page_t *>malloc(num_new * sizeof(page_t))
+            if token_run == NULL or page_run == NULL:
+                free(token_run)
+                free(page_run)
+                raise MemoryError(f"no memory to cache {num_new} pages")
+        if self.ends_inside(walk):
+            try:
+                n = self.split(n, walk.node_pages)
+            except MemoryError:
+                free(token_run)
+                free(page_run)
+                raise
+        if num_new > 0:
+            leaf = arena.new_node()
+            node = &arena.nodes[leaf]
+            memcpy(token_run, tokens, num_new * self.page_size * sizeof(token_t))
+            memcpy(page_run, pages, num_new * sizeof(page_t))
+            node.tokens = token_run
+            node.pages = page_run
+            node.parent = n
+            node.num_pages = <int32_t>num_new
+            node.key_hash = arena.hash_page(n, token_run)
+            arena.nodes[n].num_children += 1
+            arena.join_class(leaf, rank)
+            arena.index_node(leaf)
+            self.evictable_pages += num_new
+            n = leaf
+        self.touch(n, rank)
+        arena.release_class(rank)
+        return n
+
+    cdef void touch(self, node_t n, int32_t rank) noexcept nogil:
+        """Make the path to `n` the most recent, child before parent, and raise it to class `rank` (-1: leave)."""
+        cdef Node *node
+        cdef bint rises
+        while not self.arena.nodes[n].flags & IS_ROOT:
+            node = &self.arena.nodes[n]
+            rises = rank >= 0 and self.arena.classes[node.rank].priority < self.arena.classes[rank].priority
+            if node.lock_ref > 0:
+                # All further ancestors are locked too, and at least as important as this node.
+                if not rises:
+                    return
+                self.arena.leave_class(n)
+                self.arena.join_class(n, rank)
+            else:
+                if node.flags & IS_LINKED:
+                    self.arena.unlink(n)
+                if rises:
+                    self.arena.leave_class(n)
+                    self.arena.join_class(n, rank)
+                self.arena.link_newest(n)
+            n = node.parent
+
+    cdef void lock_path(self, node_t n, node_t stop) noexcept nogil:
+        """Count a holder on every node from `n` up to, and without, `stop` (or the root)."""
+        cdef Node *node
+        while n != stop and not self.arena.nodes[n].flags & IS_ROOT:
+            node = &self.arena.nodes[n]
+            if node.lock_ref == 0:
+                self.arena.unlink(n)
+                self.evictable_pages -= node.num_pages
+                self.protected_pages += node.num_pages
+                if node.flags & IS_DETACHED:
+                    self.orphan_pages -= node.num_pages
+            node.lock_ref += 1
+            n = node.parent
+
+    cdef void unlock_path(self, node_t n) noexcept nogil:
+        """Take one holder off the path; what nobody holds any more becomes the most recent, child first."""
+        cdef Node *node
+        while not self.arena.nodes[n].flags & IS_ROOT:
+            node = &self.arena.nodes[n]
+            node.lock_ref -= 1
+            if node.lock_ref == 0:
+                self.arena.link_newest(n)
+                self.evictable_pages += node.num_pages
+                self.protected_pages -= node.num_pages
+                if node.flags & IS_DETACHED:
+                    self.orphan_pages += node.num_pages
+            n = node.parent
+
+    cdef Py_ssize_t evict_into(self, page_t *out, Py_ssize_t num_pages) noexcept nogil:
+        """Move up to `num_pages` page ids to `out`, lowest class first, oldest leaf first, its tail first."""
+        cdef int32_t rank = DETACHED_RANK
+        cdef Py_ssize_t done = 0, count, i
+        cdef Node *node
+        cdef node_t n
+        while done < num_pages and rank >= 0:
+            n = self.arena.classes[rank].oldest
+            if n == NO_NODE:
+                rank = self.arena.classes[rank].next_rank
+                continue
+            node = &self.arena.nodes[n]
+            count = min(num_pages - done, <Py_ssize_t>node.num_pages)
+            for i in range(count):
+                out[done + i] = node.pages[node.num_pages - 1 - i]
+            done += count
+            node.num_pages -= <int32_t>count
+            if node.flags & IS_DETACHED:
+                self.orphan_pages -= count
+            if node.num_pages == 0:
+                self.remove_leaf(n)
+            elif node.num_pages & (node.num_pages - 1) == 0:
+                # Memory follows the tail at powers of two only, so that page by page stays O(1).
+                shrink_runs(node, self.page_size)
+        self.evictable_pages -= done
+        return done
+
+    cdef void remove_leaf(self, node_t n) noexcept nogil:
+        cdef Node *node = &self.arena.nodes[n]
+        cdef Node *parent = &self.arena.nodes[node.parent]
+        if node.flags & IS_LINKED:
+            self.arena.unlink(n)
+        self.arena.leave_class(n)
+        if not node.flags & IS_DETACHED:
+            self.arena.unindex_node(n)
+        parent.num_children -= 1
+        if parent.num_children == 0 and parent.flags & IS_ROOT and not parent.flags & IS_PENDING:
+            if node.parent != self.default_root:
+                parent.flags |= IS_PENDING
+                parent.newer = self.pending_root
+                self.pending_root = node.parent
+        self.arena.drop_node(n)
+
+    cdef Py_ssize_t detach_all(self, page_t *out) except -1:
+        """Empty the index: drop unlocked nodes, their pages to `out`, and leave locked ones to their holders."""
+        cdef NodeArena arena = self.arena
+        cdef Py_ssize_t done = 0
+        cdef Node *node
+        cdef node_t n
+        for n in range(arena.num_used):
+            node = &arena.nodes[n]
+            if not node.generation & 1 or node.flags & IS_ROOT:
+                continue
+            if node.lock_ref > 0:
+                if not node.flags & IS_DETACHED:
+                    arena.unindex_node(n)
+                    arena.leave_class(n)
+                    arena.join_class(n, DETACHED_RANK)
+                    node.flags |= IS_DETACHED
+                continue
+            memcpy(out + done, node.pages, node.num_pages * sizeof(page_t))
+            done += node.num_pages
+            self.remove_leaf(n)
+        self.evictable_pages = 0
+        self.orphan_pages = 0
+        self.epoch += 1
+        self.drop_pending_roots()
+        for key, root in list(self.roots.items()):
+            if key is not None:
+                arena.nodes[<node_t>root].flags |= IS_DETACHED
+                del self.roots[key]
+                del self.root_keys[root]
+        return done
+
+    cdef int drop_pending_roots(self) except -1:
+        cdef node_t root = self.pending_root, following
+        self.pending_root = NO_NODE
+        while root != NO_NODE:
+            following = self.arena.nodes[root].newer
+            self.arena.nodes[root].newer = NO_NODE
+            self.arena.nodes[root].flags &= ~<uint32_t>IS_PENDING
+            if self.arena.nodes[root].num_children == 0:
+                if root in self.root_keys:
+                    del self.roots[self.root_keys.pop(root)]
+                self.arena.drop_node(root)
+                self.num_roots -= 1
+            root = following
+        return 0
+
+    cdef int free_orphans(self) except -1:
+        """Give the pages of unlocked detached nodes to the pool's allocator."""
+        cdef Py_ssize_t count = self.orphan_pages
+        if count > 0:
+            self.evict_into(self.allocator.stack + self.allocator.stack_size, count)
+            self.allocator.stack_size += count
+            self.drop_pending_roots()
+        return 0
+
+    cdef bint holds_pages(self, node_t n) noexcept:
+        return self.arena.nodes[n].generation & 1 and not self.arena.nodes[n].flags & IS_ROOT
+
+
+cdef void shrink_runs(Node *node, Py_ssize_t page_size) noexcept nogil:
+    """Give back the memory behind a node's last page; a refused realloc keeps the larger run."""
+    cdef token_t *tokens = <token_t *>realloc(
+        node.tokens, <size_t>node.num_pages * page_size * sizeof(token_t)
+    )
+    cdef page_t *pages = <page_t *>realloc(node.pages, <size_t>node.num_pages * sizeof(page_t))
+    if tokens != NULL:
+        node.tokens = tokens
+    if pages != NULL:
+        node.pages = pages

@@ -1,0 +1,94 @@
+"""What every test may ask for: hypothesis profiles, reasons to skip, pools that are checked."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import HealthCheck, Verbosity, settings
+
+# Set HYPOTHESIS_PROFILE to choose: dev explores, ci repeats itself, debug shows each example.
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("dev", max_examples=50, **PATIENT)
+settings.register_profile("ci", max_examples=100, derandomize=True, print_blob=True, **PATIENT)
+settings.register_profile("debug", max_examples=10, verbosity=Verbosity.verbose, **PATIENT)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+)
+
+
+def pytest_report_header():
+    """Say which build of the extension is under test: release, debug or trace."""
+    spec = find_spec("kvpool_ext")
+    return f"kvpool_ext: {spec.origin if spec else 'not built'}"
+
+
+def why_not(mark):
+    """The reason to skip a test with this mark on this machine, or None."""
+    if mark == "gpu" and not has_gpu():
+        return "no CUDA device"
+    if mark == "sim" and os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+        return "runs under the simulator only: set NUMBA_ENABLE_CUDASIM=1"
+    if mark == "flashinfer" and find_spec("flashinfer") is None:
+        return "flashinfer is not installed"
+    if mark == "peers" and find_spec("transformers") is None:
+        return "transformers is not installed: use make test-peers"
+    return None
+
+
+def has_gpu():
+    """Whether CuPy is installed and sees a device."""
+    if find_spec("cupy") is None:
+        return False
+    import cupy
+
+    try:
+        return cupy.cuda.runtime.getDeviceCount() > 0
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return False
+
+
+def pytest_collection_modifyitems(items):
+    """Skip, before any set-up, what this machine cannot run."""
+    marks = {mark.name for item in items for mark in item.iter_markers()}
+    reasons = {mark: reason for mark in sorted(marks) if (reason := why_not(mark))}
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in reasons:
+                item.add_marker(pytest.mark.skip(reason=reasons[mark.name]))
+                break
+
+
+class PoolFactory:
+    """Makes pools, and remembers them: whatever a test leaves open must pass its own check."""
+
+    def __init__(self):
+        self.pools = []
+
+    def __call__(self, *args, **options):
+        """Make a pool as `KVCachePool(...)` does."""
+        from kvpool import KVCachePool
+
+        return self.keep(KVCachePool(*args, **options))
+
+    def keep(self, pool):
+        """Look after a pool that was made in another way, by a factory of the class say."""
+        self.pools.append(pool)
+        return pool
+
+    def check_and_close(self):
+        """Check every pool that is still open, then close all of them."""
+        try:
+            for pool in self.pools:
+                if not pool.closed:
+                    pool.check()
+        finally:
+            for pool in self.pools:
+                pool.close()
+
+
+@pytest.fixture
+def make_pool():
+    """A function that makes pools, each of which is checked and closed after the test."""
+    factory = PoolFactory()
+    yield factory
+    factory.check_and_close()
