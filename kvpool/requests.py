@@ -153,7 +153,7 @@ class RequestTable:
             copied, or None.
         """
         valid_len = self.valid_len(request)
-        if total_capacity < valid_len:
+        if total_capacity < max(1, valid_len):
             raise ValueError(
                 f"total_capacity is {total_capacity} tokens, request {request.request_id} has "
                 f"{valid_len} written"
@@ -211,9 +211,9 @@ class RequestTable:
             )
 
     def shrink(self, request: Request, total_capacity: int) -> None:
-        """Give back whole pages past `total_capacity` that no token was written to."""
+        """Give back whole pages past `total_capacity` that hold no token; one page stays."""
         lease = request.lease
-        keep = max(self._pages(total_capacity), lease.entered_pages, lease.shared_pages)
+        keep = max(self._pages(total_capacity), lease.entered_pages, lease.shared_pages, 1)
         if keep < lease.num_pages:
             self.ledger.shrink(lease, keep)
             self.losses += 1

@@ -34,7 +34,10 @@ class PoolRequests(PoolCore):
             self._gate.leave()
 
     def shrink_request(self, request_id: int, total_capacity: int) -> None:
-        """Give whole unused pages past `total_capacity` back; pages that were written to stay."""
+        """Give whole unused pages past `total_capacity` back.
+
+        Pages that were written to stay, and so does a last page.
+        """
         self._gate.enter()
         try:
             self._requests.shrink(
