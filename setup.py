@@ -48,7 +48,7 @@ DIRECTIVES = {
     "boundscheck": DEBUG,
     "wraparound": DEBUG,
     "initializedcheck": DEBUG,
-    "nonecheck": DEBUG,
+    "nonecheck": False,  # with it, `self.n += 1` does not compile without the GIL
     "cdivision": not DEBUG,
     "linetrace": TRACE,
 }

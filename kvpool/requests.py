@@ -84,12 +84,9 @@ class RequestTable:
         lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
         if lease is None:
             self.bind_failures += 1
-            raise exhausted(
-                self.ledger,
-                f"binding {total_capacity} tokens",
-                needed=self.ledger.needed_pages,
-                num_pages=self._pages(total_capacity),
-            )
+            num_pages, needed = self._pages(total_capacity), self.ledger.needed_pages
+            what = f"binding {total_capacity} tokens"
+            raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
         if reuse:
             self.prefix_prompt_tokens += lease.known_len
             self.prefix_match_tokens += lease.matched_pages * self.page_size
