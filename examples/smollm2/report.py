@@ -1,0 +1,167 @@
+"""What the demo prints: a table of the requests, the totals, and whether the answers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from examples.smollm2.serving import Generation
+from examples.smollm2.tokenizer import ChatTokenizer
+
+# Two tokens whose logits are closer than this may swap with the order of a float32 sum.
+NEAR_TIE = 1e-3
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One run over all requests, and what the pool counted meanwhile."""
+
+    title: str
+    reuse: bool
+    num_pages: int
+    peak_pages: int
+    seconds: float
+    generations: Mapping[str, Generation]
+    stats: Mapping[str, Any]
+
+    @property
+    def prefilled_len(self) -> int:
+        """Tokens computed by prefill."""
+        return sum(generation.prefilled_len for generation in self.generations.values())
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request was preempted."""
+        return sum(generation.preemptions for generation in self.generations.values())
+
+    @property
+    def num_waited(self) -> int:
+        """How many requests had to wait for pages."""
+        return sum(generation.waited_steps > 0 for generation in self.generations.values())
+
+
+def requests_table(tokenizer: ChatTokenizer, done: Pass, *, shorten: int | None = 60) -> Table:
+    """Return a table with a row per request."""
+    table = Table(title=f"{len(done.generations)} requests, {done.title}", title_justify="left")
+    table.add_column("request", no_wrap=True)
+    for heading in ("prompt\ntokens", "reused\ntokens", "first\ntoken", "tokens\na second"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    preempted = done.preemptions > 0
+    if preempted:
+        table.add_column("pre-\nempted", justify="right", no_wrap=True)
+    table.add_column("answer")
+    for name, generation in done.generations.items():
+        served = bool(generation.first_token_at)
+        table.add_row(
+            escape(name),
+            str(len(generation.request.prompt)),
+            str(generation.matched_len) if served else "-",
+            f"{generation.time_to_first_token * 1e3:.0f} ms" if served else "-",
+            f"{generation.tokens_per_second:.1f}" if generation.tokens_per_second else "-",
+            *([str(generation.preemptions)] if preempted else []),
+            escape(_answer_text(tokenizer, generation, shorten)),
+        )
+    return table
+
+
+def _answer_text(tokenizer: ChatTokenizer, generation: Generation, shorten: int | None) -> str:
+    text = tokenizer.decode(generation.answer).strip()
+    if shorten is not None:
+        text = " ".join(text.split())
+        text = text if len(text) <= shorten else text[: shorten - 1].rstrip() + "…"
+    if generation.message:
+        text = f"{text} [{generation.finish_reason}: {generation.message}]".strip()
+    return text
+
+
+def print_totals(console: Console, done: Pass) -> None:
+    """Print what a pass cost and what it reused."""
+    prompt, matched = done.stats["prefix_prompt_tokens"], done.stats["prefix_match_tokens"]
+    lines = [f"prefill computed {done.prefilled_len} tokens, the pass took {done.seconds:.1f} s"]
+    if done.reuse:
+        rate = matched / prompt if prompt else 0.0
+        lines.append(f"hit rate {rate:.1%}: {matched} of {prompt} prompt tokens were in the cache")
+    lines.append(
+        f"peak {done.peak_pages} of {done.num_pages} pages held by requests, "
+        f"{done.stats['evicted_pages']} evicted; "
+        f"requests that had to wait: {done.num_waited}, preemptions: {done.preemptions}"
+    )
+    lines.append("pool.check() passed: every page has exactly one owner")
+    for line in lines:
+        console.print(f"  {line}", highlight=False)
+
+
+def print_comparison(console: Console, reused: Pass, computed: Pass) -> None:
+    """Print what prefix reuse saved: prefill tokens, and time to the first token."""
+    console.print("[bold]What reuse saved[/bold]")
+    saved = computed.prefilled_len - reused.prefilled_len
+    share = saved / computed.prefilled_len if computed.prefilled_len else 0.0
+    console.print(
+        f"  {saved} of {computed.prefilled_len} prefill tokens ({share:.1%})", highlight=False
+    )
+    names = [
+        name
+        for name, generation in reused.generations.items()
+        if generation.matched_len and generation.answer and computed.generations[name].answer
+    ]
+    if not names:
+        return
+    fast = median(reused.generations[name].time_to_first_token for name in names)
+    slow = median(computed.generations[name].time_to_first_token for name in names)
+    console.print(
+        f"  from bind to the first token, median of the {len(names)} requests with a cached "
+        f"prefix:\n  [bold]{fast * 1e3:.0f} ms[/bold] with reuse, "
+        f"[bold]{slow * 1e3:.0f} ms[/bold] without: [bold]{slow / fast:.1f} times shorter[/bold]",
+        highlight=False,
+    )
+
+
+def print_equality(console: Console, one: Pass, other: Pass) -> bool:
+    """Print whether two passes answered the same, token for token.
+
+    Returns
+    -------
+    bool
+        Whether they did, near-ties aside: where the two best logits differ by less than
+        ``NEAR_TIE`` a sum in another order may swap them, and the answers part there.
+    """
+    partings = [
+        (name, *parting)
+        for name, generation in one.generations.items()
+        if (parting := _parting(generation, other.generations[name])) is not None
+    ]
+    count = sum(
+        bool(generation.answer or other.generations[name].answer)
+        for name, generation in one.generations.items()
+    )
+    console.print(
+        f"  {count - len(partings)} of {count} answers {one.title} and {other.title} are equal, "
+        "token for token",
+        highlight=False,
+    )
+    for name, index, margin in partings:
+        kind = "a near-tie" if margin < NEAR_TIE else "[bold red]not a near-tie[/bold red]"
+        console.print(
+            f"    {escape(name)} parts at token {index}, where the best two logits differ by "
+            f"{margin:.2g}: {kind}",
+            highlight=False,
+        )
+    return all(margin < NEAR_TIE for _, _, margin in partings)
+
+
+def _parting(one: Generation, other: Generation) -> tuple[int, float] | None:
+    """Return where two answers part and how narrow the choice was there; None if equal."""
+    if one.answer == other.answer and one.finish_reason == other.finish_reason:
+        return None
+    shorter, longer = sorted((one, other), key=lambda generation: len(generation.answer))
+    for index, (a, b) in enumerate(zip(shorter.answer, longer.answer, strict=False)):
+        if a != b:
+            return index, min(shorter.margins[index], longer.margins[index])
+    index = len(shorter.answer)
+    return index, longer.margins[index] if index < len(longer.margins) else float("inf")
