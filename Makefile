@@ -83,7 +83,8 @@ test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks,
 test-sim: $(VENV)/.made-test $(VENV)/.made-release ## run what numba's CUDA simulator can show
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m sim $(ARGS)
 
-test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers; installs torch
+test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers and torch, which it installs
+	$(PY) -m pytest tests/test_dlpack_border.py $(ARGS)
 	$(PY) -m pytest -m peers $(ARGS)
 
 lint: $(VENV)/.made-dev $(VENV)/.made-release ## ruff, mypy, stubtest, cython-lint, isort, codespell

@@ -5,7 +5,7 @@ import sys
 import time
 
 
-def idle_cores(seconds: float = 0.1) -> int:
+def idle_cores(seconds: float = 0.3) -> int:
     """Return how many cores nobody uses, by watching them for a moment; all if unknown."""
     cores = os.cpu_count() or 1
     try:
@@ -22,10 +22,12 @@ def idle_cores(seconds: float = 0.1) -> int:
     return max(1, min(cores, round(ticks)))
 
 
-# Threads of a BLAS wait for each other at every product, 120 times a token: on a busy machine one
-# thread is ten times faster than two that share their cores. OpenBLAS reads this when NumPy is
-# imported.
+# Threads of a BLAS wait for each other at every product, 120 times a token. On a busy machine two
+# of them, spinning, were ten times slower than one: so as many as there are idle cores, and those
+# that wait go to sleep early, for the case that somebody else begins later. OpenBLAS reads both
+# when NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", str(idle_cores()))
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 try:
     from examples.smollm2.demo import app

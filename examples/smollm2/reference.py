@@ -37,11 +37,13 @@ def dense_logits(weights: LlamaWeights, tokens: Sequence[int]) -> np.ndarray:
 
 
 def _linear(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return x @ weight.astype(np.float64).T
+    product: np.ndarray = x @ weight.astype(np.float64).T
+    return product
 
 
 def _normed(x: np.ndarray, weight: np.ndarray, config: LlamaConfig) -> np.ndarray:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + config.rms_eps) * weight
+    scale: np.ndarray = np.sqrt((x * x).mean(axis=-1, keepdims=True) + config.rms_eps)
+    return x / scale * weight
 
 
 def _rotated(x: np.ndarray, theta: float) -> np.ndarray:

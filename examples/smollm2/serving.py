@@ -54,7 +54,7 @@ class Generation:
     prefilled_len: int = 0  # prompt and answer tokens computed by prefill, over all binds
     preemptions: int = 0
     waited_steps: int = 0  # steps that ran without it, before it was bound and when preempted
-    request_id: int | None = None  # the pool's, while bound
+    request_id: int = 0  # the pool's while bound; those count from 1
     bound_at: float = 0.0
     first_token_at: float = 0.0
     finished_at: float = 0.0
@@ -171,7 +171,7 @@ class Engine:
     def _preempt(self, generation: Generation) -> None:
         self._running.remove(generation)
         self._pool.finish_request(generation.request_id, generation.tokens)
-        generation.request_id = None
+        generation.request_id = 0
         generation.preemptions += 1
         self._waiting.insert(0, generation)
         self._observe("preempted", generation)
@@ -202,7 +202,8 @@ class Engine:
     def _should_wait(self, generation: Generation, admitted: list[Generation]) -> bool:
         """Whether binding this request now is possible, perhaps, but not wise."""
         pool, tokens = self._pool, generation.tokens
-        # Two newcomers with the same long prefix: let one compute it, the other match it.
+        # Two newcomers with the same prefix: let one compute it and the other match it. Less than
+        # a few pages are computed sooner than waited for.
         if pool.prefix_reuse_enabled:
             for other in admitted:
                 computed_from = pool.valid_len(other.request_id)
@@ -259,10 +260,10 @@ class Engine:
             self._finish(row, "context", f"the model reads {len(row.tokens)} tokens at most")
 
     def _finish(self, generation: Generation, reason: str, message: str = "") -> None:
-        if generation.request_id is not None:
+        if generation.request_id:
             self._running.remove(generation)
             self._pool.finish_request(generation.request_id, generation.tokens)
-            generation.request_id = None
+            generation.request_id = 0
         generation.finish_reason, generation.message = reason, message
         generation.finished_at = time.perf_counter()
         self._observe("finished", generation)

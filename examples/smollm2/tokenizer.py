@@ -14,7 +14,7 @@ CONTROL_TOKEN = 3
 
 # How text is cut before merging, by the metadata's `tokenizer.ggml.pre`. "smollm": every digit
 # on its own, then GPT-2's regular expression, which is what ByteLevel does by default.
-PRE_TOKENIZERS = {
+PRE_TOKENIZERS: dict[str, list[Any]] = {
     "smollm": [
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
