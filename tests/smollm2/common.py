@@ -1,5 +1,6 @@
 """What several tests of the example use: texts, and a stub model."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,35 +20,10 @@ SHORT_SYSTEM = (
     "Books are lent for three weeks. The reading room is quiet. Children pay no late fees."
 )
 # "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is the capital of France?..."
-CAPITAL_TOKENS = [
-    int(token)
-    for token in [
-        "1",
-        "9690",
-        "198",
-        "6077",
-        "5453",
-        "30",
-        "2",
-        "198",
-        "1",
-        "4093",
-        "198",
-        "1780",
-        "314",
-        "260",
-        "3575",
-        "282",
-        "4649",
-        "47",
-        "2",
-        "198",
-        "1",
-        "520",
-        "9531",
-        "198",
-    ]
-]
+CAPITAL_TOKENS = json.loads(
+    "[1, 9690, 198, 6077, 5453, 30, 2, 198, 1, 4093, 198, 1780, 314, 260, 3575, 282, "
+    "4649, 47, 2, 198, 1, 520, 9531, 198]"
+)
 
 
 class StubModel:
