@@ -20,7 +20,7 @@ PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-release test-debug test-sim test-peers lint coverage bench wheels annotate clean
+.PHONY: help setup demo test test-release test-debug test-peers lint coverage bench wheels annotate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,9 +79,6 @@ test-release: $(VENV)/.made-test $(VENV)/.made-release ## run the test suite: AR
 
 test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks, every verb checking itself
 	$(call PYTEST_FIRST,debug) -m "not slow" $(ARGS)
-
-test-sim: $(VENV)/.made-test $(VENV)/.made-release ## run what numba's CUDA simulator can show
-	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m sim $(ARGS)
 
 test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers and torch, which it installs
 	$(PY) -m pytest tests/test_dlpack_border.py $(ARGS)

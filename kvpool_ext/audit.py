@@ -123,7 +123,7 @@ def check_ledger(ledger: PageLedger) -> None:
             f"the ledger is out of sync: page {page} has {claims[page]} owners: "
             f"{_claimants(ledger, page)}"
         )
-    for page in np.flatnonzero(held):
+    for page in np.flatnonzero(held).tolist():
         if ledger.holders_of(page) != held[page]:
             raise RuntimeError(
                 f"the ledger is out of sync: page {page} counts {ledger.holders_of(page)} "

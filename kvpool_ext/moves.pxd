@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t
 
-from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.lease cimport PageLease
+from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.radix cimport RadixCache
 from kvpool_ext.tree cimport Walk
 from kvpool_ext.types cimport node_t, page_t, token_t

@@ -45,7 +45,7 @@ DOORS = {
 }
 
 CEILING = {".py": 300, ".pyi": 300, ".pxd": 300, ".pyx": 500}  # lines
-LONGER = {"tests/test_smollm2.py": 700}  # for a file whose second idea nobody has found
+LONGER = {}  # path -> lines, for a file whose second idea nobody has found
 
 
 def modules():
