@@ -1,9 +1,9 @@
 """Attention over a paged cache on the CPU.
 
-Pages are read in place, a tile of keys at a time, with a running (online) softmax in float32. One
-*item* of work is a block of queries of one row, with all query heads that share one KV head, so
-that each key is loaded and widened once for all of them. Within an item the lanes of a vector are
-(query, head) pairs, here called *lanes*::
+Pages are read in place, a tile of keys at a time, with a running (online) softmax in float32. A
+tile is widened to float32 from any storage dtype. One *item* of work is a block of queries of one
+row, with all query heads that share one KV head, so that each key is loaded and widened once for
+all of them. Within an item the lanes of a vector are (query, head) pairs, here called *lanes*::
 
     scores  [keys, lanes]   =  K tile [keys, dim]  x  Q [dim, lanes]
     weights [keys, lanes]   =  exp2(scores - running maximum)
@@ -17,16 +17,15 @@ results are the same bits for any number of threads.
 """
 
 import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from kvpool.kernels.codes import codes_view
 from kvpool.kernels.floats import bits_view, convert
 from kvpool.kernels.jit import kernel
 from kvpool.kernels.llvm import LANES, ROWS
+from kvpool.kernels.threads import MAX_THREADS, available_cpus, run_shares
 from kvpool.kernels.tiles import (
     REASSOCIATE,
     is_finite,
@@ -43,7 +42,6 @@ Array = np.ndarray[Any, Any]
 # on 140 KB, which stay in the second cache level.
 KEYS_PER_TILE = 96
 LANES_PER_ITEM = 96
-MAX_THREADS = 16
 # Waking a thread costs as much as this many multiply-adds.
 MIN_WORK_PER_THREAD = 2_000_000
 
@@ -61,6 +59,8 @@ def _attend_item(
     first_visible: Any,
     visible_step: Any,
     scale: Any,
+    k_scale: Any,
+    v_scale: Any,
     out: Any,
 ) -> Any:
     """Attend with one block of queries and the heads of one group; see the top of the file.
@@ -100,8 +100,8 @@ def _attend_item(
     for start in range(0, last_visible, KEYS_PER_TILE):
         end = min(start + KEYS_PER_TILE, last_visible)
         num_keys = end - start
-        load_tile(keys, k_cache, kv_head, pages, page_size, start, end)
-        load_tile(values, v_cache, kv_head, pages, page_size, start, end)
+        load_tile(keys, k_cache, kv_head, pages, page_size, start, end, k_scale)
+        load_tile(values, v_cache, kv_head, pages, page_size, start, end, v_scale)
         product(scores, num_keys, keys, False, queries, dim, False)
         is_masked = end > first_visible
         if is_masked:
@@ -139,6 +139,8 @@ def _attend(
     qo_indptr: Any,
     causal: Any,
     scale: Any,
+    k_scale: Any,
+    v_scale: Any,
     out: Any,
     queries_per_item: Any,
     share: Any,
@@ -169,41 +171,11 @@ def _attend(
                         first_visible,
                         step,
                         scale,
+                        k_scale,
+                        v_scale,
                         out,
                     )
                 item += 1
-
-
-class _Threads:
-    """A pool of threads that starts with its first use and again after a fork."""
-
-    def __init__(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
-        if hasattr(os, "register_at_fork"):
-            # A child inherits the pool without its threads, and would wait for them forever.
-            os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        self._executor = None
-
-    def run(self, work: Callable[[int], None], num_shares: int) -> None:
-        """Do ``work(share)`` for every share, the first one in the calling thread."""
-        if num_shares > 1 and self._executor is None:
-            self._executor = ThreadPoolExecutor(MAX_THREADS - 1, "kvpool-attention")
-        executor = self._executor
-        others = [executor.submit(work, share) for share in range(1, num_shares) if executor]
-        work(0)
-        for other in others:
-            other.result()
-
-
-_threads = _Threads()
-
-
-def _available_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def paged_attention(
@@ -220,6 +192,9 @@ def paged_attention(
     out: Array | None = None,
     *,
     num_threads: int | None = None,
+    fp8_format: str | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Array:
     """Attend with ragged queries over a paged cache layer.
 
@@ -227,9 +202,9 @@ def paged_attention(
     ----------
     q : ndarray ``[nnz, num_q_heads, dim]``, float32, float16 or bfloat16
         Queries of all rows, one after the other, with any strides.
-    k_cache, v_cache : ndarray ``[total_slots, num_kv_heads, dim]``, float32, float16 or bfloat16
-        One layer of the cache, C-contiguous; `num_q_heads` is a multiple of `num_kv_heads`. V may
-        have a dim of its own.
+    k_cache, v_cache : ndarray ``[total_slots, num_kv_heads, dim]``
+        One layer of the cache, C-contiguous, float32, float16 or bfloat16, or uint8 if it holds
+        FP8 codes; `num_q_heads` is a multiple of `num_kv_heads`. V may have a dim of its own.
     indptr : ndarray ``[batch + 1]``, integer
         Where each row starts in `indices`.
     indices : ndarray int32
@@ -249,6 +224,10 @@ def paged_attention(
     num_threads : int, optional
         Threads to split the work over. Default: as many as pay off on the available CPUs. The
         result does not depend on it.
+    fp8_format : str, optional
+        Format of the codes in uint8 caches, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
+    k_scale, v_scale : float
+        What decoded K and V are multiplied by; without `fp8_format` they are not used.
 
     Returns
     -------
@@ -259,6 +238,7 @@ def paged_attention(
     nnz, num_q_heads, dim = q.shape
     num_kv_heads, v_dim = v_cache.shape[1:]
     assert num_q_heads % num_kv_heads == 0
+    assert (fp8_format is not None) == (k_cache.dtype == np.uint8) == (v_cache.dtype == np.uint8)
     if out is None:
         out = np.empty((nnz, num_q_heads, v_dim), q.dtype)
     if nnz == 0 or batch_size == 0:
@@ -275,15 +255,15 @@ def paged_attention(
     queries_per_item = max(1, LANES_PER_ITEM // group)
     if num_threads is None:
         work = 2 * dim * num_q_heads * int(np.dot(lengths, qo_indptr[1:] - qo_indptr[:-1]))
-        num_threads = min(_available_cpus(), work // MIN_WORK_PER_THREAD)
+        num_threads = min(available_cpus(), work // MIN_WORK_PER_THREAD)
     num_items = (nnz // queries_per_item + batch_size) * num_kv_heads
     num_threads = max(1, min(num_threads, num_items, MAX_THREADS))
 
     factor = np.float32((dim**-0.5 if scale is None else scale) * math.log2(math.e))
     arguments = (
         bits_view(q),
-        bits_view(k_cache),
-        bits_view(v_cache),
+        codes_view(k_cache, fp8_format) if fp8_format else bits_view(k_cache),
+        codes_view(v_cache, fp8_format) if fp8_format else bits_view(v_cache),
         np.asarray(indptr, np.int32),
         np.asarray(indices, np.int32),
         lengths,
@@ -291,8 +271,10 @@ def paged_attention(
         qo_indptr,
         bool(causal),
         factor,
+        np.float32(k_scale),
+        np.float32(v_scale),
         bits_view(out),
         queries_per_item,
     )
-    _threads.run(lambda share: _attend(*arguments, share, num_threads), num_threads)
+    run_shares(lambda share: _attend(*arguments, share, num_threads), num_threads)
     return out

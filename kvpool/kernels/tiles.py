@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpool.kernels.floats import convert
+from kvpool.kernels.codes import stored_value
 from kvpool.kernels.jit import kernel
 from kvpool.kernels.llvm import LANES, ROWS, block_product
 
@@ -50,9 +50,12 @@ def exp2(x: Any) -> Any:
 
 @kernel()
 def load_tile(
-    tile: Any, cache: Any, head: Any, pages: Any, page_size: Any, start: Any, end: Any
+    tile: Any, cache: Any, head: Any, pages: Any, page_size: Any, start: Any, end: Any, scale: Any
 ) -> Any:
-    """Widen one head of positions [start, end) of the row on these `pages` to `tile`."""
+    """Widen one head of positions [start, end) of the row on these `pages` to `tile`.
+
+    FP8 codes are multiplied by `scale`.
+    """
     position = start
     while position < end:
         page = position // page_size
@@ -61,7 +64,7 @@ def load_tile(
         first_slot = np.int64(pages[page]) * page_size - page_start
         for p in range(position, page_end):
             for d in range(cache.shape[2]):
-                tile[p - start, d] = convert(cache[first_slot + p, head, d], tile[p - start, d])
+                tile[p - start, d] = stored_value(cache[first_slot + p, head, d], scale)
         position = page_end
 
 
