@@ -1,0 +1,1 @@
+"""CUDA kernels in numba's simulator: NUMBA_ENABLE_CUDASIM=1 pytest -m sim tests/sim."""
