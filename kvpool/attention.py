@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.kernels.attention import paged_attention as cpu_attention
+from kvpool.kernels import attention_for_device
 from kvpool.page_table import PageTable
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class PagedAttention:
         self._pool = pool
         self._table = table
         self._causal = causal
+        self._attend = attention_for_device(pool.device.kind)
         self._scale = pool.head_dim**-0.5 if scale is None else float(scale)
         if table.page_size != pool.page_size:
             raise ValueError(
@@ -93,17 +94,20 @@ class PagedAttention:
             )
         if out is None:
             out = pool.device.empty(q.shape, q.dtype)
-        elif out.shape != q.shape or out.dtype != q.dtype:
-            raise ValueError(
-                f"Invalid out: expected {list(q.shape)} of {q.dtype}, got {list(out.shape)} of "
-                f"{out.dtype}"
-            )
+        else:
+            out = pool.device.asarray(out, "out")
+            if out.shape != q.shape or out.dtype != q.dtype:
+                raise ValueError(
+                    f"Invalid out: expected {list(q.shape)} of {q.dtype}, got {list(out.shape)} "
+                    f"of {out.dtype}"
+                )
         k_cache, v_cache = pool.layer_with_scratch(layer)
-        cpu_attention(
+        k_scale, v_scale = pool.layer_scales(layer)
+        self._attend(
             q,
             k_cache,
             v_cache,
-            table.indptr,
+            table.indptr_host,
             table.indices,
             table.lengths_host,
             table.page_size,
@@ -111,6 +115,9 @@ class PagedAttention:
             self._causal,
             self._scale,
             out,
+            fp8_format=pool.fp8_format,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
         return out
 

@@ -16,6 +16,8 @@ FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+# The smallest normal float32.
+SMALLEST_SCALE = float(np.finfo(np.float32).smallest_normal)
 FP8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 
 
@@ -43,7 +45,7 @@ class KVDType:
     name : str
         Storage dtype by its torch name.
     storage : numpy.dtype
-        Dtype of the buffers (bfloat16 is ml_dtypes').
+        Dtype of the buffers (bfloat16 is ml_dtypes'; FP8 is uint8, which every library can index).
     compute : str
         Name of the dtype in which `get` returns K and V.
     """
@@ -62,16 +64,21 @@ class KVDType:
             Unknown names.
         """
         name = dtype_name(dtype)
-        if name in FP8_DTYPES:
+        is_fp8 = name in FP8_DTYPES
+        if not is_fp8 and name not in FLOAT_DTYPES:
             raise ValueError(
-                f"dtype {name} is not available in this version; choose one of {_names()}"
+                f"dtype must be one of {_names()}, {', '.join(FP8_DTYPES)}, got {name!r}"
             )
-        if name not in FLOAT_DTYPES:
-            raise ValueError(f"dtype must be one of {_names()}, got {name!r}")
-        compute = name if compute_dtype is None else dtype_name(compute_dtype)
+        default = "bfloat16" if is_fp8 else name
+        compute = default if compute_dtype is None else dtype_name(compute_dtype)
         if compute not in FLOAT_DTYPES:
             raise ValueError(f"compute_dtype must be one of {_names()}, got {compute!r}")
-        return cls(name, FLOAT_DTYPES[name], compute)
+        return cls(name, np.dtype(np.uint8) if is_fp8 else FLOAT_DTYPES[name], compute)
+
+    @property
+    def fp8_format(self) -> str | None:
+        """The FP8 format of the stored bytes, by its dtype's name; None where nothing is FP8."""
+        return self.name if self.name in FP8_DTYPES else None
 
     @property
     def compute_type(self) -> np.dtype[Any]:
@@ -119,8 +126,13 @@ def check_scale(
             f"{name} must be one number or one per layer [{num_layers}], got {values.shape}"
         )
     for value in values.ravel():
-        if not math.isfinite(value) or value <= 0:
-            raise ValueError(f"{name} must be finite and > 0, got {value}")
+        # Kernels divide and multiply in float32, subnormals excluded.
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(value))
+        if not math.isfinite(rounded) or rounded < SMALLEST_SCALE:
+            raise ValueError(
+                f"{name} must be finite and > 0 (at least {SMALLEST_SCALE:.3g}), got {value}"
+            )
     if dtype.name not in FP8_DTYPES and (values != 1.0).any():
         raise ValueError(
             f"{name} must be 1.0 for dtype {dtype.name}: only FP8 is scaled, got {scale}"

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.device import Device
+
 
 class PageTable:
     """Page table of a batch for one set of lengths.
@@ -23,8 +25,8 @@ class PageTable:
         int32 ``[nnz]`` page ids on the device.
     last_page_len : array
         int32 ``[batch]`` on the device, in ``1 .. page_size``; 0 for a row of length 0.
-    indptr_host, last_page_len_host : ndarray
-        The same on the host, where FlashInfer plans without a sync.
+    indptr_host, indices_host, last_page_len_host : ndarray
+        The same on the host, where FlashInfer plans without a sync; on a CPU the same arrays.
     lengths_host : ndarray
         int64 ``[batch]``, tokens of each row.
     page_size, batch_size : int
@@ -39,12 +41,15 @@ class PageTable:
         lengths: NDArray[np.int64],
         page_size: int,
         scratch_page: int,
+        device: Device,
     ) -> None:
-        self.indptr = indptr
-        self.indices = indices
-        self.last_page_len = last_page_len
+        self.indptr = device.to_device(indptr)
+        self.indices = device.to_device(indices)
+        self.last_page_len = device.to_device(last_page_len)
         self.indptr_host = indptr
+        self.indices_host = indices
         self.last_page_len_host = last_page_len
+        self._device = device
         self.lengths_host = lengths
         self.page_size = page_size
         self._scratch_page = scratch_page
@@ -58,7 +63,7 @@ class PageTable:
         return f"PageTable(lengths={self.lengths_host.tolist()}, page_size={self.page_size})"
 
     def block_table(self, max_pages: int | None = None) -> NDArray[np.int32]:
-        """The table as a dense int32 ``[batch, max_pages]``, as FlashAttention wants it.
+        """The table as a dense int32 ``[batch, max_pages]`` on the device, for FlashAttention.
 
         Parameters
         ----------
@@ -80,8 +85,8 @@ class PageTable:
                 f"max_pages must be at least {longest}, the longest row's pages, got {max_pages}"
             )
         dense = np.full((self.batch_size, max_pages), self._scratch_page, np.int32)
-        dense[np.arange(max_pages) < counts[:, None]] = self.indices
-        return dense
+        dense[np.arange(max_pages) < counts[:, None]] = self.indices_host
+        return self._device.to_device(dense)
 
     def bump(self, lengths: NDArray[np.int64]) -> bool:
         """Take over `lengths` in place; False, and no change, if a row changes its page count."""
@@ -92,6 +97,7 @@ class PageTable:
         self.last_page_len_host[:] = np.where(
             num_pages > 0, lengths - (num_pages - 1) * self.page_size, 0
         )
+        self._device.refresh(self.last_page_len, self.last_page_len_host)
         return True
 
     def covers(self, lengths: Any) -> bool:

@@ -6,13 +6,14 @@ padded rows; it is finite, never handed out and not in the public views.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.device import Device
-from kvpool.dtypes import KVDType
+from kvpool.dtypes import FLOAT_DTYPES, KVDType
 from kvpool.kernels import for_device
 from kvpool.layout import KVCacheLayout
 
@@ -32,10 +33,19 @@ class KVStorage:
         Storage and compute dtype.
     device : Device
         Where the buffers live.
+    k_scale, v_scale : float or sequence of float
+        FP8 scales, one number or one per layer; a stored code times its scale is the value.
     """
 
     def __init__(
-        self, layout: KVCacheLayout, num_slots: int, page_size: int, dtype: KVDType, device: Device
+        self,
+        layout: KVCacheLayout,
+        num_slots: int,
+        page_size: int,
+        dtype: KVDType,
+        device: Device,
+        k_scale: float | Sequence[float] | NDArray[np.float32] = 1.0,
+        v_scale: float | Sequence[float] | NDArray[np.float32] = 1.0,
     ) -> None:
         self.num_layers = layout.num_layers
         self.num_slots = num_slots
@@ -48,7 +58,27 @@ class KVStorage:
         self._v = device.zeros(shape, dtype.storage)
         # Made once: slicing a layer out on every put would cost as much as a small scatter.
         self._layers = [(self._k[layer], self._v[layer]) for layer in range(layout.num_layers)]
+        self.unzeroed: list[NDArray[np.int64]] = []
         self._kernels = for_device(device.kind)
+        self._scales = [
+            (float(k), float(v))
+            for k, v in zip(
+                np.broadcast_to(k_scale, layout.num_layers),
+                np.broadcast_to(v_scale, layout.num_layers),
+                strict=True,
+            )
+        ]
+        # A launch has much to work out. What stays the same is worked out here, for each layer;
+        # what can fail, by `prepare` of it, before a put changes anything.
+        self.moves: list[Any] | None = None
+        if hasattr(self._kernels, "Move"):
+            self.moves = [
+                self._kernels.Move(
+                    "scatter", *layer, dtype.fp8_format, *scales, num_slots=num_slots
+                )
+                for layer, scales in zip(self._layers, self._scales, strict=True)
+            ]
+            self.run = self._kernels.run
 
     @property
     def key_cache(self) -> NDArray[Any]:
@@ -62,6 +92,8 @@ class KVStorage:
 
     def check_layer(self, layer: int) -> int:
         """`layer` if there is such a layer, else ValueError; negative ones are not there."""
+        if type(layer) is int and 0 <= layer < self.num_layers:
+            return layer
         if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
             raise TypeError(f"layer must be an int, got {type(layer).__name__}")
         if not 0 <= layer < self.num_layers:
@@ -72,10 +104,21 @@ class KVStorage:
         """K and V of a layer, scratch page included, ``[num_slots + page_size, heads, dim]``."""
         return self._layers[layer]
 
+    def scales(self, layer: int) -> tuple[float, float]:
+        """FP8 scales of K and V of a layer; 1.0 for other dtypes."""
+        return self._scales[layer]
+
     def write(self, layer: int, slots: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> None:
         """Scatter rows ``[n, heads, head_dim]`` to `slots` ``[n]`` of a layer, K and V at once."""
         k_cache, v_cache = self._layers[layer]
-        self._kernels.scatter(k_cache, v_cache, k, v, slots)
+        fp8_format = self.dtype.fp8_format
+        if fp8_format is None:
+            self._kernels.scatter(k_cache, v_cache, k, v, slots, self.num_slots)
+            return
+        k_scale, v_scale = self._scales[layer]
+        self._kernels.scatter_fp8(
+            k_cache, v_cache, k, v, slots, fp8_format, k_scale, v_scale, self.num_slots
+        )
 
     def read(self, layer: int, slots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Gather rows of one layer in the compute dtype, as new arrays; slots < 0 read zeros."""
@@ -83,21 +126,53 @@ class KVStorage:
         k = self.device.empty(shape, self.dtype.compute_type)
         v = self.device.empty(shape, self.dtype.compute_type)
         k_cache, v_cache = self._layers[layer]
-        self._kernels.gather(k_cache, v_cache, slots, k, v)
+        fp8_format = self.dtype.fp8_format
+        if fp8_format is None:
+            self._kernels.gather(k_cache, v_cache, slots, k, v)
+        else:
+            k_scale, v_scale = self._scales[layer]
+            self._kernels.gather_fp8(k_cache, v_cache, slots, fp8_format, k_scale, v_scale, k, v)
         return k, v
 
     def zero(self, slots: NDArray[Any]) -> None:
         """Zero `slots` ``[n]`` on every layer."""
         self._kernels.zero(self._k, self._v, slots)
 
+    def zero_entered(self, slots: NDArray[np.int64] | None) -> None:
+        """Zero slots, on the host, of pages that are written to for the first time.
+
+        A page is entered once. Where zeroing fails (in a graph capture), it stays due in
+        `unzeroed`, and the next put does it.
+        """
+        if slots is not None:
+            self.unzeroed.append(slots)
+        for slots in self.unzeroed:
+            self.zero(self.device.to_device(slots))
+        self.unzeroed.clear()
+
     def copy(self, source_slots: NDArray[Any], target_slots: NDArray[Any]) -> None:
         """Copy slots on every layer; no target is also a source."""
         self._kernels.copy_slots(self._k, self._v, source_slots, target_slots)
 
+    def warm_up(self) -> None:
+        """Compile every kernel that this storage can need; no slot is touched."""
+        compile_all = getattr(self._kernels, "warm_up", None)
+        if compile_all is not None:
+            compile_all(self._k, self._v, self.dtype.fp8_format)
+            return
+        # Running a kernel is what compiles it; slot -1 is skipped, or read as zeros.
+        nowhere = self.device.to_device(np.full(1, -1, np.int64))
+        for dtype in FLOAT_DTYPES.values():
+            rows = self.device.zeros((1, *self.row_shape), dtype)
+            self.write(0, nowhere, rows, rows)
+        self.read(0, nowhere)
+        self.zero(nowhere)
+        self.copy(nowhere, nowhere)
+
     def read_pages(self, pages: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Stored bytes of whole pages, K and V ``[num_layers, n, page_size, heads, head_dim]``."""
-        paged = (self.num_layers, -1, self.page_size, *self.row_shape)
-        return self._k.reshape(paged)[:, pages], self._v.reshape(paged)[:, pages]
+        found = self.device.to_device(pages)
+        return self._paged(self._k)[:, found], self._paged(self._v)[:, found]
 
     def write_pages(self, pages: NDArray[np.int32], k: NDArray[Any], v: NDArray[Any]) -> None:
         """Put back what `read_pages` of a storage of the same shape and dtype gave."""
@@ -108,6 +183,9 @@ class KVStorage:
                     f"Invalid {name}: expected {expected} of {self.dtype.storage}, got "
                     f"{array.shape} of {array.dtype}"
                 )
-        paged = (self.num_layers, -1, self.page_size, *self.row_shape)
-        self._k.reshape(paged)[:, pages] = k
-        self._v.reshape(paged)[:, pages] = v
+        found = self.device.to_device(pages)
+        self._paged(self._k)[:, found] = k
+        self._paged(self._v)[:, found] = v
+
+    def _paged(self, buffer: NDArray[Any]) -> NDArray[Any]:
+        return buffer.reshape(self.num_layers, -1, self.page_size, *self.row_shape)

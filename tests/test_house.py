@@ -39,6 +39,7 @@ LEVELS = {
 # Guests enter by one door each.
 DOORS = {
     "cupy": "kvpool.device",
+    "cuda": "kvpool.kernels",
     "numba": "kvpool.kernels",
     "torch": "kvpool.interop",
     "flashinfer": "kvpool.interop",

@@ -61,12 +61,12 @@ def test_write_pages_of_another_shape_or_dtype_raises_and_writes_nothing():
     np.testing.assert_array_equal(storage.key_cache, before)
 
 
-def test_scratch_page_is_behind_the_public_views():
+def test_scratch_page_is_behind_the_public_views_and_out_of_reach_of_a_write():
     storage = make()
     k, v = storage.layer(1)
     assert k.shape == v.shape == ((PAGES + 1) * PAGE_SIZE, HEADS, DIM)
     assert storage.key_cache.shape == (LAYERS, PAGES * PAGE_SIZE, HEADS, DIM)
-    rows = np.ones((1, HEADS, DIM), np.float32)
-    storage.write(1, np.array([PAGES * PAGE_SIZE]), rows, rows)
-    assert k[PAGES * PAGE_SIZE].all()
-    assert not storage.key_cache.any()
+    rows = np.ones((3, HEADS, DIM), np.float32)
+    storage.write(1, np.array([PAGES * PAGE_SIZE, -1, 2]), rows, rows)
+    assert np.flatnonzero(k.any(axis=(1, 2))).tolist() == [2]
+    assert np.flatnonzero(v.any(axis=(1, 2))).tolist() == [2]

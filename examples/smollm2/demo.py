@@ -39,10 +39,16 @@ class DType(str, Enum):
     float32 = "float32"
     float16 = "float16"
     bfloat16 = "bfloat16"
+    float8_e4m3fn = "float8_e4m3fn"
+    float8_e5m2 = "float8_e5m2"
 
 
 def make_pool(
-    config: LlamaConfig, num_pages: int, page_size: int, dtype: str = "float32"
+    config: LlamaConfig,
+    num_pages: int,
+    page_size: int,
+    dtype: str = "float32",
+    device: str = "cpu",
 ) -> KVCachePool:
     """Return a pool for the model."""
     return KVCachePool(
@@ -51,6 +57,7 @@ def make_pool(
         config.num_kv_heads,
         config.head_dim,
         page_size=page_size,
+        device=device,
         dtype=dtype,
         max_batch_size=MAX_BATCH_SIZE,
     )
@@ -127,6 +134,7 @@ def serve_pass(
     pool.check()
     return report.Pass(
         title=title,
+        dtype=pool.dtype,
         reuse=pool.prefix_reuse_enabled,
         num_pages=pool.num_pages,
         peak_pages=engine.peak_pages,
@@ -160,6 +168,9 @@ def main(
     ] = None,
     page_size: Annotated[int, typer.Option(min=1, help="Tokens a page.")] = 16,
     dtype: Annotated[DType, typer.Option(help="What K and V are stored as.")] = DType.float32,
+    device: Annotated[
+        str, typer.Option(help="Where the pool lives: cpu, cuda or cuda:1.")
+    ] = "cpu",
     prompt: Annotated[
         str | None, typer.Option(help="Answer this question of yours, and nothing else.")
     ] = None,
@@ -168,7 +179,7 @@ def main(
         float, typer.Option(min=0.0, help="0: always the most likely token.")
     ] = 0.0,
 ) -> None:
-    """Serve SmolLM2-135M-Instruct on a CPU with kvpool: shared prefixes are computed once."""
+    """Serve SmolLM2-135M-Instruct with kvpool: shared prefixes are computed once."""
     console = Console()
     try:
         chat = load_requests(requests, max_tokens=max_tokens, temperature=temperature)
@@ -194,7 +205,11 @@ def main(
         raise typer.Exit(1) from error
     config = weights.config
 
-    with console.status("warming up"), make_pool(config, 4, page_size, dtype.value) as pool:
+    try:
+        small = make_pool(config, 4, page_size, dtype.value, device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    with console.status("warming up"), small as pool:
         model = Llama(weights, pool.array_namespace)
         warm_up(model, pool)
 
@@ -203,7 +218,7 @@ def main(
     with Display(console) as display:
 
         def serve(title: str, with_reuse: bool, in_pages: int) -> None:
-            with make_pool(config, in_pages, page_size, dtype.value) as pool:
+            with make_pool(config, in_pages, page_size, dtype.value, device) as pool:
                 pool.prefix_reuse_enabled = with_reuse
                 done.append(serve_pass(model, tokenizer, chat, pool, display, title))
 

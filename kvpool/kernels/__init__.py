@@ -11,7 +11,9 @@ Common to all of them:
   total_slots, heads, dim]``. K and V go through one call; they may differ in heads, dim and dtype,
   but not in layers and slots.
 - The storage dtype is float32, float16 or bfloat16 (ml_dtypes); `zero` and `copy_slots` take uint8
-  too.
+  too. `scatter_fp8` and `gather_fp8` take uint8 only, and both caches have one `fp8_format`:
+  ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
+- On a CUDA device the last dimension of rows is contiguous, and strides are otherwise free.
 - On the CPU, a `kvpool.kernels.floats.bits_view` may stand for any float16 or bfloat16 array: a
   caller that takes it once saves that on every call.
 - ``slot < 0`` means: no such token. Nothing is written for it, and it reads as zeros.
@@ -35,6 +37,16 @@ Common to all of them:
     Fills row i of ``k_out`` and ``v_out`` ``[n, heads, dim]``, float32, float16 or bfloat16 with
     any strides, from slot ``slots[i]`` of the cache layers.
 
+``scatter_fp8(k_cache, v_cache, k_rows, v_rows, slots, fp8_format, k_scale, v_scale,
+num_slots=None)``
+    As `scatter`, and quantises: the float32 of each element is divided by `k_scale` or `v_scale`
+    in float32, and becomes the code that `kvpool.kernels.fp8` defines. Scales are finite, positive
+    floats. Rows are read as `scatter` reads them, float64 through float32.
+
+``gather_fp8(k_cache, v_cache, slots, fp8_format, k_scale, v_scale, k_out, v_out)``
+    As `gather`, and dequantises: the exact float32 of each code is multiplied by its scale in
+    float32, and rounded to the dtype of the output, to nearest, ties to even.
+
 ``zero(k_cache, v_cache, slots)``
     Zeroes these slots on every layer of both caches ``[layers, total_slots, heads, dim]``.
 
@@ -42,12 +54,28 @@ Common to all of them:
     Copies slot ``source_slots[i]`` over ``target_slots[i]`` on every layer of both caches
     ``[layers, total_slots, heads, dim]``. A pair with a slot outside of the caches is skipped. No
     target is also a source.
+
+A module whose calls have much to work out offers two things more; `kvpool.storage` looks for them:
+
+``Move(verb, k_cache, v_cache, fp8_format, k_scale, v_scale, num_slots)``
+    A scatter (or gather) bound to one pair of cache layers. ``prepare(slots, k_rows, v_rows)``
+    does all that can fail, and returns what ``run(launches)`` then starts. Rows may be
+    ``[batch, seqlen, heads, dim]`` too.
+
+``warm_up(k_cache, v_cache, fp8_format)``
+    Compiles every kernel that these caches can need.
 """
 
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
-_MODULE_BY_KIND = {"cpu": "kvpool.kernels.cpu"}
+_MODULE_BY_KIND = {"cpu": "kvpool.kernels.cpu", "cuda": "kvpool.kernels.cuda"}
+_ATTENTION_BY_KIND = {
+    "cpu": "kvpool.kernels.attention",
+    "cuda": "kvpool.kernels.dense_attention",
+}
 
 
 def for_device(kind: str) -> ModuleType:
@@ -56,15 +84,28 @@ def for_device(kind: str) -> ModuleType:
     Parameters
     ----------
     kind : str
-        The kind without an ordinal: ``"cpu"``.
+        The kind without an ordinal: ``"cpu"`` or ``"cuda"``.
 
     Raises
     ------
     ValueError
         If there are no kernels for `kind`.
     """
-    name = _MODULE_BY_KIND.get(kind)
+    return _module_of(_MODULE_BY_KIND, kind)
+
+
+def attention_for_device(kind: str) -> Callable[..., Any]:
+    """Return the function that attends over a paged cache layer on a kind of device.
+
+    `kvpool.kernels.attention.paged_attention` says what it takes.
+    """
+    attend: Callable[..., Any] = _module_of(_ATTENTION_BY_KIND, kind).paged_attention
+    return attend
+
+
+def _module_of(names: dict[str, str], kind: str) -> ModuleType:
+    name = names.get(kind)
     if name is None:
-        known = ", ".join(repr(known_kind) for known_kind in _MODULE_BY_KIND)
+        known = ", ".join(repr(known_kind) for known_kind in names)
         raise ValueError(f"no kernels for device kind {kind!r}: expected one of {known}")
     return import_module(name)

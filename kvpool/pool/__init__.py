@@ -7,7 +7,7 @@ from typing import Any
 
 from kvpool import paging
 from kvpool.budget import StaticKVBudget, check_mem_fraction, compute_static_kv_budget
-from kvpool.device import Device
+from kvpool.device import device_of
 from kvpool.errors import KVCacheExhaustedError
 from kvpool.layout import KVCacheLayout
 from kvpool.pool.binds import PoolBinds
@@ -35,14 +35,15 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
     page_size : int
         Tokens per page.
     device : str or Device
-        ``"cpu"``.
+        ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     dtype : str or dtype
         Storage dtype by its torch name, or an object that carries such a name: float32, float16,
-        bfloat16.
+        bfloat16, float8_e4m3fn, float8_e5m2.
     k_scale, v_scale : float or sequence of float
-        Quantisation scales, one number or one per layer; 1.0 for a dtype that is not FP8.
+        Quantisation scales, one number or one per layer: ``x / scale`` is stored. 1.0 for a dtype
+        that is not FP8.
     compute_dtype : str or dtype, optional
-        What `get` returns; default `dtype`.
+        What `get` returns; default `dtype`, or bfloat16 for FP8.
     zero_rejected_kv : bool, optional
         Whether `truncate_to` zeroes the rejected tail; default on, ``KVPOOL_ZERO_REJECTED_KV=0``
         turns it off.
@@ -81,21 +82,23 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
         mem_fraction : float
             Static region as a fraction of the device's memory, in ``(0, 1]``.
         memory : tuple of int, optional
-            ``(total, free)`` bytes instead of a reading. A CPU is not read: without `memory` the
-            cap decides.
+            ``(total, free)`` bytes instead of a reading. A GPU is read after CuPy's cache, and
+            torch's if it is loaded, were emptied. A CPU is not read: without `memory` the cap
+            decides.
 
         Raises
         ------
         KVCacheExhaustedError
             Not one page fits; the message explains the budget.
         """
-        Device(device)
+        place = device_of(device)
         check_mem_fraction(mem_fraction)
-        if memory is None:
+        found = place.read_memory() if memory is None else _checked_memory(memory)
+        if found is None:
             num_slots = _cap(layout, page_size)
         else:
             budget = compute_static_kv_budget(
-                *_checked_memory(memory),
+                *found,
                 mem_fraction,
                 layout.bytes_per_token(dtype),
                 page_size,
@@ -105,7 +108,7 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
             if budget.num_pages == 0:
                 raise _no_page(str(budget))
             num_slots = budget.num_slots
-        return cls._of(layout, num_slots, page_size, device, dtype, **pool_options)
+        return cls._of(layout, num_slots, page_size, place, dtype, **pool_options)
 
     @classmethod
     def for_testing(cls, layout: KVCacheLayout, device: Any = "cpu") -> KVCachePool:
@@ -146,7 +149,7 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
         want_slots : int
             Usually the main pool's `num_slots`; rounded up to a page.
         memory : tuple of int, optional
-            ``(total, free)`` bytes; at most half of what is free is used.
+            ``(total, free)`` bytes instead of a reading; at most half of what is free is used.
 
         Raises
         ------
@@ -156,8 +159,10 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
         if want_slots < 1:
             raise ValueError(f"want_slots must be at least 1, got {want_slots}")
         num_pages = paging.num_pages_for_length(want_slots, page_size)
-        if memory is not None:
-            free = _checked_memory(memory)[1]
+        place = device_of(device)
+        found = place.read_memory() if memory is None else _checked_memory(memory)
+        if found is not None:
+            free = found[1]
             half = free // 2
             num_pages = min(num_pages, half // layout.bytes_per_token(dtype) // page_size)
             if num_pages == 0:
@@ -166,7 +171,7 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
                     "at "
                     f"{layout.bytes_per_token(dtype)} bytes each"
                 )
-        pool = cls._of(layout, num_pages * page_size, page_size, device, dtype)
+        pool = cls._of(layout, num_pages * page_size, page_size, place, dtype)
         pool.prefix_reuse_enabled = False
         return pool
 

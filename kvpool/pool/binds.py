@@ -138,6 +138,7 @@ class PoolBinds(PoolCore):
         self._gate.enter()
         try:
             storage = self._open_storage()
+            self._device.check_upload()
             request = self._requests.get(request_id)
             child, copied = self._requests.fork(
                 request, whole_number(total_capacity, "total_capacity")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool import paging
-from kvpool.device import Device
+from kvpool.device import Device, device_of
 from kvpool.dtypes import KVDType, check_scale
 from kvpool.errors import KVCacheStateError
 from kvpool.layout import KVCacheLayout
@@ -53,7 +53,7 @@ class PoolCore:
             max_batch_size,
             num_slots if max_seq_len is None else max_seq_len,
         )
-        self._device = Device(device)
+        self._device = device_of(device)
         self._dtype = KVDType.of(dtype, compute_dtype)
         self._k_scale = check_scale(k_scale, "k_scale", num_layers, self._dtype)
         self._v_scale = check_scale(v_scale, "v_scale", num_layers, self._dtype)
@@ -63,7 +63,13 @@ class PoolCore:
         self._num_slots = num_slots
         self._page_size = page_size
         self._storage: KVStorage | None = KVStorage(
-            self._layout, num_slots, page_size, self._dtype, self._device
+            self._layout,
+            num_slots,
+            page_size,
+            self._dtype,
+            self._device,
+            self._k_scale,
+            self._v_scale,
         )
         self._requests = RequestTable(num_slots // page_size, page_size, num_layers)
         self._gate = Gate(KVCacheStateError)
@@ -176,6 +182,24 @@ class PoolCore:
         """
         storage = self._open_storage()
         return storage.layer(storage.check_layer(layer))
+
+    def layer_scales(self, layer: int) -> tuple[float, float]:
+        """FP8 scales of K and V of one layer; 1.0 for other dtypes."""
+        storage = self._open_storage()
+        return storage.scales(storage.check_layer(layer))
+
+    @property
+    def fp8_format(self) -> str | None:
+        """The FP8 format of the stored bytes by its dtype's name, None where nothing is FP8."""
+        return self._dtype.fp8_format
+
+    def warm_up(self) -> None:
+        """Compile all kernels that the pool can need, for rows of every dtype.
+
+        Compiling is forbidden in a graph capture, and takes a second on a first run: call this
+        before either matters. Code is kept on disk, so that later processes only load it.
+        """
+        self._open_storage().warm_up()
 
     @property
     def free_pages(self) -> int:

@@ -128,16 +128,23 @@ class Step(StepRollback):
         try:
             storage = self._storage
             layer = storage.check_layer(layer)
-            k, v, seqlen = self._token_rows(k, v, qo_indptr)
-            window = self._rows.window(start_pos, seqlen, qo_indptr, k.shape[0])
-            self._check_capacity(window)
-            self._check_writable(window)
-            own = slots is None or self._is_own(slots, window)
+            k, v, seqlen, num_tokens = self._token_rows(k, v, qo_indptr)
+            window = self._rows.window(start_pos, seqlen, qo_indptr, num_tokens)
+            if self._rows.first_past_capacity(window) >= 0:
+                raise self._past_capacity(window)
+            if self._rows.first_shared(window) >= 0:
+                raise self._put_on_shared(window)
+            own = slots is window.slots or slots is None or self._is_own(slots, window)
             slots = self._slots_of(window) if own else self._check_slots(slots, window.num_tokens)
+            moves = storage.moves
+            launches = None if moves is None else moves[layer].prepare(slots, k, v)
             fresh = self._rows.enter(window)
-            if fresh is not None:
-                storage.zero(storage.device.to_device(fresh))
-            storage.write(layer, slots, k, v)
+            if fresh is not None or storage.unzeroed:
+                storage.zero_entered(fresh)
+            if launches is None:
+                storage.write(layer, slots, k, v)
+            else:
+                storage.run(launches)
             if own:
                 self._rows.advance(layer, window)
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.errors import KVCacheStateError
+from kvpool.errors import KVCacheExhaustedError, KVCacheStateError
 from kvpool.page_table import PageTable
 from kvpool.request import Request
 from kvpool.requests import RequestTable
@@ -76,26 +76,36 @@ class StepBase:
 
     def _token_rows(
         self, k: Any, v: Any, qo_indptr: Any
-    ) -> tuple[NDArray[Any], NDArray[Any], int]:
-        """K and V as rows ``[n, heads, head_dim]``, and the seqlen of a dense call."""
-        device, row_shape = self._storage.device, self._storage.row_shape
-        k, v = device.float_array(k, "k"), device.float_array(v, "v")
-        heads = f"{row_shape[0]}, {row_shape[1]}]"
-        if qo_indptr is None:
-            if k.ndim != 4 or k.shape[0] != self._rows.batch_size or k.shape[2:] != row_shape:
-                expected = f"[{self._rows.batch_size}, seqlen, {heads}"
-                raise ValueError(f"Invalid shape of k: expected {expected}, got {list(k.shape)}")
-        elif k.ndim != 3 or k.shape[1:] != row_shape:
-            raise ValueError(f"Invalid shape of k: expected [nnz, {heads}, got {list(k.shape)}")
-        if v.shape != k.shape:
-            raise ValueError(
-                f"Invalid shape of v: expected {list(k.shape)} as k, got {list(v.shape)}"
-            )
+    ) -> tuple[NDArray[Any], NDArray[Any], int, int]:
+        """K and V as a kernel takes them, the seqlen of a dense call, and the number of tokens."""
+        device = self._storage.device
+        plain = device.plain_rows
+        if type(k) is not plain:
+            k = device.rows(k, "k")
+        if type(v) is not plain:
+            v = device.rows(v, "v")
+        shape, row_shape = k.shape, self._storage.row_shape
         if qo_indptr is not None:
-            return k, v, 0
-        seqlen = k.shape[1]
-        flat = (k.shape[0] * seqlen, *row_shape)
-        return k.reshape(flat), v.reshape(flat), seqlen
+            if shape[1:] != row_shape or v.shape != shape:
+                raise self._wrong_shape(shape, v.shape, row_shape, "nnz")
+            return k, v, 0, shape[0]
+        batch_size = self._rows.batch_size
+        if shape[2:] != row_shape or shape[0] != batch_size or v.shape != shape:
+            raise self._wrong_shape(shape, v.shape, row_shape, f"{batch_size}, seqlen")
+        seqlen = shape[1]
+        num_tokens = batch_size * seqlen
+        if device.flattens_rows:
+            flat = (num_tokens, *row_shape)
+            return k.reshape(flat), v.reshape(flat), seqlen, num_tokens
+        return k, v, seqlen, num_tokens
+
+    def _wrong_shape(self, k: Any, v: Any, row_shape: tuple[int, ...], lead: str) -> ValueError:
+        leads = lead.count(",") + 1
+        first = len(k) == leads + 2 and (leads == 1 or k[0] == self._rows.batch_size)
+        if first and k[leads:] == row_shape:
+            return ValueError(f"Invalid shape of v: expected {list(k)} as k, got {list(v)}")
+        expected = f"[{lead}, {row_shape[0]}, {row_shape[1]}]"
+        return ValueError(f"Invalid shape of k: expected {expected}, got {list(k)}")
 
     def _slots_of(self, window: StepWindow) -> NDArray[np.int64]:
         if window.slots is None:
@@ -123,19 +133,21 @@ class StepBase:
             raise ValueError(
                 f"Invalid shape of slots: expected [{num_rows}], got {list(found.shape)}"
             )
-        if found.size and found.max() >= self._storage.num_slots:
-            raise ValueError(
-                f"slot {found.max()} is past the pool's {self._storage.num_slots} slots"
-            )
+        largest = self._storage.device.known_max(found)
+        if largest is not None and largest >= self._storage.num_slots:
+            raise ValueError(f"slot {largest} is past the pool's {self._storage.num_slots} slots")
         return found
 
     # ---- positions
 
     def _check_capacity(self, window: StepWindow) -> None:
+        if self._rows.first_past_capacity(window) >= 0:
+            raise self._past_capacity(window)
+
+    def _past_capacity(self, window: StepWindow) -> KVCacheExhaustedError:
         row = self._rows.first_past_capacity(window)
-        if row >= 0:
-            lease, end_pos = self._requests[row].lease, window.positions()[row][1]
-            raise past_capacity(self._table.ledger, lease, end_pos)
+        lease, end_pos = self._requests[row].lease, window.positions()[row][1]
+        return past_capacity(self._table.ledger, lease, end_pos)
 
     def _check_lengths(self, lengths: NDArray[np.int64]) -> None:
         row = self._rows.first_length_past_capacity(lengths)
@@ -143,10 +155,9 @@ class StepBase:
             lease = self._requests[row].lease
             raise past_capacity(self._table.ledger, lease, int(lengths[row]))
 
-    def _check_writable(self, window: StepWindow) -> None:
+    def _put_on_shared(self, window: StepWindow) -> ValueError:
         row = self._rows.first_shared(window)
-        if row >= 0:
-            raise self._read_only("put", self._requests[row], window.positions()[row][0])
+        return self._read_only("put", self._requests[row], window.positions()[row][0])
 
     def _check_range(
         self,
@@ -203,6 +214,5 @@ class StepBase:
     def _build(self, lengths: NDArray[np.int64]) -> PageTable:
         indptr, indices, last_page_len = self._rows.page_table(lengths)
         scratch_page = self._table.num_pages
-        return PageTable(
-            indptr, indices, last_page_len, lengths, self._table.page_size, scratch_page
-        )
+        page_size, device = self._table.page_size, self._storage.device
+        return PageTable(indptr, indices, last_page_len, lengths, page_size, scratch_page, device)

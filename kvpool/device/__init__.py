@@ -13,31 +13,27 @@ from kvpool.dtypes import FLOAT_DTYPES, dtype_name
 
 
 class Device:
-    """A place for arrays; compares equal to its string.
+    """A place for arrays; compares equal to its string. This one is the CPU.
 
     Parameters
     ----------
-    name : str or Device
-        ``"cpu"``; objects that print like that (``torch.device("cpu")``) are fine.
-
-    Raises
-    ------
-    ValueError
-        No such kind of device here.
+    name : str
+        ``"cpu"``; use `device_of` for anything that a caller may name.
     """
 
     __slots__ = ("name",)
 
-    def __init__(self, name: Any) -> None:
-        text = str(name)
-        if text != "cpu":
-            raise ValueError(f"device must be 'cpu' in this version, got {text!r}")
-        self.name = text
+    kind = "cpu"
+    """The kind of device without an ordinal."""
 
-    @property
-    def kind(self) -> str:
-        """The kind of device without an ordinal."""
-        return self.name.partition(":")[0]
+    plain_rows: type | None = None
+    """Arrays of exactly this type are what `rows` would give back."""
+
+    flattens_rows = True
+    """Whether kernels want rows ``[n, heads, dim]``, or take ``[batch, seqlen, ...]`` as well."""
+
+    def __init__(self, name: str = "cpu") -> None:
+        self.name = name
 
     @property
     def array_namespace(self) -> ModuleType:
@@ -56,6 +52,15 @@ class Device:
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
 
+    # ---- memory
+
+    def read_memory(self) -> tuple[int, int] | None:
+        """``(total, free)`` bytes after emptying caches; None where nobody would ask: on a CPU."""
+        return None
+
+    def release_memory(self) -> None:
+        """Hand memory that nobody holds any more back to the device."""
+
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """A zeroed array."""
         return np.zeros(shape, dtype)
@@ -67,6 +72,20 @@ class Device:
     def to_device(self, host: NDArray[Any]) -> NDArray[Any]:
         """A host array on this device; on a CPU the same array."""
         return host
+
+    def refresh(self, array: NDArray[Any], host: NDArray[Any]) -> None:
+        """Make `array`, from `to_device`, equal to `host` again, in place."""
+        if array is not host:
+            array[...] = host
+
+    def known_max(self, array: NDArray[Any]) -> int | None:
+        """The largest element, None where that would make the host wait or there is none."""
+        return int(array.max()) if array.size else None
+
+    def check_upload(self) -> None:
+        """KVCacheStateError if nothing can be uploaded now: in a graph capture."""
+
+    # ---- arrays of the caller
 
     def asarray(self, array: Any, name: str) -> NDArray[Any]:
         """`array` as an array of this device, never copied.
@@ -86,7 +105,7 @@ class Device:
         """
         if type(array) is np.ndarray:
             return array
-        if _is_torch(array):
+        if is_torch(array):
             return _from_torch(array, name)
         if isinstance(array, np.ndarray):
             return np.asarray(array)
@@ -100,6 +119,10 @@ class Device:
             except (BufferError, RuntimeError, TypeError) as error:
                 raise TypeError(f"{name} cannot be read on device {self}: {error}") from None
         raise TypeError(f"{name} must be an array on device {self}, got {type(array).__name__}")
+
+    def rows(self, array: Any, name: str) -> NDArray[Any]:
+        """`float_array` for a put. On a CUDA device a part of the checks is left to its launch."""
+        return self.float_array(array, name)
 
     def float_array(self, array: Any, name: str) -> NDArray[Any]:
         """`asarray` that accepts floating point only.
@@ -121,7 +144,36 @@ class Device:
         return found
 
 
-def _is_torch(array: Any) -> bool:
+def device_of(name: Any) -> Device:
+    """The device with this name.
+
+    Parameters
+    ----------
+    name : str or Device
+        ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:1"``; objects that print like that
+        (``torch.device("cpu")``) are fine.
+
+    Raises
+    ------
+    ValueError
+        No such device here; says what is missing.
+    """
+    if isinstance(name, Device):
+        return name
+    text = str(name)
+    if text == "cpu":
+        return Device(text)
+    kind, colon, ordinal = text.partition(":")
+    if kind != "cuda" or (colon and not (ordinal.isascii() and ordinal.isdigit())):
+        raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {text!r}")
+    # Here and not above: a CPU pool must not need CuPy.
+    from kvpool.device.cuda import CudaDevice
+
+    return CudaDevice(int(ordinal) if colon else None)
+
+
+def is_torch(array: Any) -> bool:
+    """Whether `array` is a torch tensor."""
     # Whoever holds a tensor has torch loaded: nothing is imported here.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
