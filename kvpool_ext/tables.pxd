@@ -32,4 +32,5 @@ cdef class StepRows:
     cdef list windows              # the latest few, newest last
 
     cdef int read_indptr(self, object qo_indptr, Py_ssize_t num_tokens, int64_t *out) except -1
+    cdef bint copy_int64(self, object values, Py_ssize_t n, int64_t *out) noexcept
     cdef int read_positions(self, object values, str name, int64_t *out) except -1

@@ -177,6 +177,11 @@ cdef class StepRows:
             for b in range(self.batch_size):
                 out[b] = value
             return 0
+        if self.copy_int64(values, self.batch_size, out):
+            for b in range(self.batch_size):
+                if not 0 <= out[b] <= INT32_MAX:
+                    raise ValueError(f"{name} must be in 0 .. {INT32_MAX}, got {out[b]} in row {b}")
+            return 0
         found = np.asarray(values)
         if found.dtype.kind not in "iu":
             if found.size or not isinstance(values, (list, tuple)):
@@ -191,6 +196,21 @@ cdef class StepRows:
         array = np.ascontiguousarray(found, dtype=np.int64)
         memcpy(out, cnp.PyArray_DATA(array), self.batch_size * sizeof(int64_t))
         return 0
+
+    cdef bint copy_int64(self, object values, Py_ssize_t n, int64_t *out) noexcept:
+        """Copy `values` if they are plain int64 ``[n]``, as every layer of a step passes them again."""
+        if not cnp.PyArray_Check(values):
+            return False
+        cdef cnp.ndarray array = <cnp.ndarray>values
+        if (
+            cnp.PyArray_TYPE(array) != cnp.NPY_INT64
+            or cnp.PyArray_NDIM(array) != 1
+            or cnp.PyArray_DIM(array, 0) != n
+            or not cnp.PyArray_ISCARRAY_RO(array)
+        ):
+            return False
+        memcpy(out, cnp.PyArray_DATA(array), n * sizeof(int64_t))
+        return True
 
     def positions(self, values, str name):
         """One non-negative position a row as int64 ``[batch]``, from an int or a sequence."""
@@ -244,19 +264,21 @@ cdef class StepRows:
         return window
 
     cdef int read_indptr(self, object qo_indptr, Py_ssize_t num_tokens, int64_t *out) except -1:
-        cdef Py_ssize_t n = self.batch_size
-        cdef cnp.ndarray array
-        found = np.asarray(qo_indptr)
-        if found.dtype.kind not in "iu":
-            raise TypeError(f"qo_indptr must be integers, got dtype {found.dtype}")
-        if found.shape != (n + 1,):
-            raise ValueError(f"qo_indptr must be [batch + 1] = [{n + 1}], got shape {found.shape}")
-        array = np.ascontiguousarray(found, dtype=np.int64)
-        if array[0] != 0 or (np.diff(array) < 0).any():
-            raise ValueError(f"qo_indptr must start at 0 and not decrease, got {found.tolist()}")
-        if num_tokens >= 0 and array[n] != num_tokens:
-            raise ValueError(f"qo_indptr ends at {array[n]}, k and v have {num_tokens} rows")
-        memcpy(out, cnp.PyArray_DATA(array), (n + 1) * sizeof(int64_t))
+        cdef Py_ssize_t n = self.batch_size, b
+        cdef bint falls = False
+        if not self.copy_int64(qo_indptr, n + 1, out):
+            found = np.asarray(qo_indptr)
+            if found.dtype.kind not in "iu":
+                raise TypeError(f"qo_indptr must be integers, got dtype {found.dtype}")
+            if found.shape != (n + 1,):
+                raise ValueError(f"qo_indptr must be [batch + 1] = [{n + 1}], got shape {found.shape}")
+            self.copy_int64(np.ascontiguousarray(found, dtype=np.int64), n + 1, out)
+        for b in range(n):
+            falls |= out[b + 1] < out[b]
+        if out[0] != 0 or falls:
+            raise ValueError(f"qo_indptr must start at 0 and not decrease, got {list(qo_indptr)}")
+        if num_tokens >= 0 and out[n] != num_tokens:
+            raise ValueError(f"qo_indptr ends at {out[n]}, k and v have {num_tokens} rows")
         return 0
 
     def recent_windows(self):
