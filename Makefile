@@ -103,6 +103,7 @@ coverage: $(VENV)/.made-test $(VENV)/.made-release $(VENV)/.made-trace ## lines 
 	$(PY) -m coverage run --parallel-mode -m pytest -q -m "not slow" $(ARGS)
 	NUMBA_DISABLE_JIT=1 $(PY) -m coverage run --parallel-mode \
 		-m pytest -q -m "not slow" -W ignore::RuntimeWarning $(ARGS)
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m coverage run --parallel-mode -m pytest -q -m sim tests/sim $(ARGS)
 	$(PY) -m coverage combine --quiet
 	$(call FIRST,trace) COVERAGE_CORE=ctrace $(PY) -m coverage run --data-file=build/coverage/cython \
 		-m pytest -q -o pythonpath="build/trace/lib ." -m "not slow" $(ARGS)
