@@ -1,5 +1,13 @@
 """kvpool: a KV-cache pool for LLM inference, in pages, with shared prefixes and page tables."""
 
+try:
+    import kvpool_ext.tables  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "kvpool's compiled part is missing. A source folder hides an installed kvpool: run from "
+        "another folder, or build it here with `make setup`"
+    ) from error
+
 from kvpool.budget import StaticKVBudget, compute_static_kv_budget
 from kvpool.errors import (
     KVCacheError,

@@ -63,6 +63,13 @@ class PagedAttention:
                 f"qo_indptr must be [batch + 1] = [{batch_size + 1}], start at 0 and not "
                 f"decrease, got {found.tolist()}"
             )
+        queries = np.diff(found)
+        if causal and (queries > table.lengths_host).any():
+            row = int(np.argmax(queries > table.lengths_host))
+            raise ValueError(
+                f"row {row} has {queries[row]} queries over {table.lengths_host[row]} positions: "
+                "the lengths of a page table include the queries' own tokens"
+            )
 
     def run(self, layer: int, q: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Attention of one layer.
@@ -147,8 +154,10 @@ def paged_attention(
         Layer index.
     table : PageTable
         Page table; lengths include the queries' own positions.
-    qo_indptr, causal, scale, out
+    qo_indptr, causal, scale
         See `PagedAttention`.
+    out : array, optional
+        Where to write, shape and dtype of `q`.
 
     Returns
     -------

@@ -17,6 +17,10 @@ from kvpool.device import Device
 class PageTable:
     """Page table of a batch for one set of lengths.
 
+    Arrays and nothing more: it keeps no page alive and does not notice that a request ended. A
+    step's shared table follows `seal_length` and `truncate_to` in place where no row changes its
+    number of pages; `Step.build_page_table` makes one that never changes.
+
     Attributes
     ----------
     indptr : array
@@ -69,7 +73,8 @@ class PageTable:
         ----------
         max_pages : int, optional
             Columns; default the longest row's pages. Entries behind a row's pages are the scratch
-            page, which may be read.
+            page. It may be read, but lies behind `key_layer`: give such a kernel the arrays of
+            `KVCachePool.layer_with_scratch`.
 
         Raises
         ------

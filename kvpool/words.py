@@ -79,11 +79,15 @@ def exhausted(
 def past_capacity(ledger: PageLedger, lease: PageLease, end_pos: int) -> KVCacheExhaustedError:
     """The error of positions up to `end_pos`, where a request has no page for the last of them."""
     num_pages = num_pages_for_length(end_pos, ledger.page_size)
-    return exhausted(
-        ledger,
+    needed, total = num_pages - lease.num_pages, ledger.allocator.num_pages
+    free, evictable = ledger.allocator.num_free, ledger.evictable_pages
+    return KVCacheExhaustedError(
         f"positions up to {end_pos} are past the capacity of request {lease.tag}, "
-        f"{lease.num_pages * ledger.page_size} tokens (extend_request, or stop generating): "
-        "the rest",
-        needed=num_pages - lease.num_pages,
-        num_pages=num_pages,
+        f"{lease.num_pages * ledger.page_size} tokens: extend_request to {end_pos} ({needed} more "
+        f"pages; {free} are free and {evictable} evictable of {total}), or stop generating",
+        needed_pages=needed,
+        free_pages=free,
+        evictable_pages=evictable,
+        total_pages=total,
+        can_ever_fit=num_pages <= total,
     )

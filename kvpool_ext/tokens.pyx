@@ -78,6 +78,8 @@ cdef cnp.ndarray _from_array(object items):
     if hasattr(items, "__dlpack__") and not hasattr(items, "__array__"):
         items = np.from_dlpack(items)
     array = np.asarray(items)
+    if array.dtype == object:
+        raise TypeError(f"tokens must be a sequence of integers, got {type(items).__name__}")
     if array.dtype.kind not in "iu":
         raise TypeError(
             f"tokens must be integers, got {type(items).__name__} with dtype {array.dtype}"

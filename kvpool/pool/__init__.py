@@ -48,7 +48,8 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
         Whether `truncate_to` zeroes the rejected tail; default on, ``KVPOOL_ZERO_REJECTED_KV=0``
         turns it off.
     max_batch_size, max_seq_len : int
-        Sizes of the graph buffers; `max_seq_len` defaults to `num_slots`.
+        Kept in `layout`, for buffers of CUDA graphs; they limit no bind. `max_seq_len` defaults
+        to `num_slots`.
 
     Raises
     ------

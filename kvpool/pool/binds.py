@@ -98,8 +98,7 @@ class PoolBinds(PoolCore):
         self._gate.enter()
         try:
             for value, name in ((batch_size, "batch_size"), (capacity, "capacity")):
-                if whole_number(value, name) == 0:
-                    raise ValueError(f"{name} must be at least 1, got 0")
+                whole_number(value, name, at_least=1)
             requests = self._requests.bind_equal(batch_size, capacity, self._prefix_reuse)
             self._activate(requests)
             return [request.request_id for request in requests]
@@ -175,7 +174,7 @@ class PoolBinds(PoolCore):
         Raises
         ------
         ValueError
-            Tokens that contradict those given at bind; then nothing was changed.
+            Tokens that contradict those given at bind or checkpoint; then nothing was changed.
         """
         self._gate.enter()
         try:

@@ -18,7 +18,7 @@ class PoolRequests(PoolCore):
     def extend_request(self, request_id: int, total_capacity: int) -> None:
         """Reserve more pages for a bound request, all or nothing.
 
-        Page ids and addresses of what is there stay.
+        Page ids and addresses of what is there stay; less than what is reserved changes nothing.
 
         Raises
         ------
@@ -68,7 +68,8 @@ class PoolRequests(PoolCore):
     def checkpoint_request(self, request_id: int, tokens: Any) -> int:
         """Insert what is written so far and keep the request bound: others share it at once.
 
-        Page ids of the request do not change; its whole written pages become read-only.
+        Page ids of the request do not change; its whole written pages become read-only. So give it
+        accepted tokens only: a draft that may be taken back is not yet one.
 
         Parameters
         ----------
@@ -85,7 +86,7 @@ class PoolRequests(PoolCore):
         Raises
         ------
         ValueError
-            Tokens that contradict those given at bind.
+            Tokens that contradict those given at bind or at an earlier checkpoint.
         """
         self._gate.enter()
         try:

@@ -262,20 +262,19 @@ class PoolCore:
         return self._storage
 
 
-def whole_number(value: int, name: str) -> int:
-    """A non-negative int, else TypeError or ValueError."""
+def whole_number(value: int, name: str, at_least: int = 0) -> int:
+    """`value` if it is an int of at least `at_least`, else TypeError or ValueError."""
     if type(value) is not int and (
         isinstance(value, bool) or not isinstance(value, (int, np.integer))
     ):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if value < 0:
-        raise ValueError(f"{name} must be >= 0, got {value}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}")
     return int(value)
 
 
 def _check_sizes(num_slots: int, page_size: int) -> None:
     for value, name in ((num_slots, "num_slots"), (page_size, "page_size")):
-        if whole_number(value, name) == 0:
-            raise ValueError(f"{name} must be at least 1, got 0")
+        whole_number(value, name, at_least=1)
     if num_slots % page_size:
         raise ValueError(f"num_slots must be a multiple of page_size {page_size}, got {num_slots}")

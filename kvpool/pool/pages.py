@@ -33,8 +33,7 @@ class PoolPages(PoolCore):
         """
         self._gate.enter()
         try:
-            if whole_number(num_tokens, "num_tokens") == 0:
-                raise ValueError("num_tokens must be at least 1, got 0")
+            whole_number(num_tokens, "num_tokens", at_least=1)
             num_pages = paging.num_pages_for_length(num_tokens, self._page_size)
             pages = self._requests.ledger.take(num_pages) if num_pages <= self.num_pages else None
             if pages is None:
@@ -174,7 +173,13 @@ class PoolPages(PoolCore):
             self._gate.leave()
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges as a plain dict; may be read from another thread."""
+        """Counters and gauges as a plain dict; may be read from another thread.
+
+        Pages now: ``pages_total`` is the sum of ``pages_free``, ``pages_private`` (shared ones
+        once), ``pages_tree`` and ``pages_taken``; ``pages_evictable`` of the tree's are unlocked.
+        Since the pool was made: the three ``prefix_`` counters, ``evicted_pages`` (also those that
+        `radix.evict` handed out), ``bind_failures`` (binds and forks that found too few pages).
+        """
         if self._gate.closed:
             raise KVCacheStateError("the pool is closed")
         ledger = self._requests.ledger

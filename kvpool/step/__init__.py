@@ -38,6 +38,9 @@ class Step(StepRollback):
         """Rows."""
         return len(self._requests)
 
+    def __repr__(self) -> str:
+        return f"Step(request_ids={self.request_ids}{'' if self.is_alive else ', dead'})"
+
     @property
     def capacities(self) -> list[int]:
         """Slots reserved for each row, in tokens."""
@@ -199,7 +202,8 @@ class Step(StepRollback):
         """Slots of positions ``[0, length)`` of every row, int64 ``[batch * length]``.
 
         They are on the device. Side caches can use them to share allocation, reuse and eviction
-        with K and V. Positions past a row's capacity repeat its last slot: mask them.
+        with K and V. Positions past a row's capacity repeat its last slot: mask them. For a `put`
+        take `window_slot_indices`, whose slots advance `valid_len`.
         """
         self._enter()
         try:
