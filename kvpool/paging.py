@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 
 def num_pages_for_length(length: int, page_size: int) -> int:
     """Pages spanned by `length` tokens: the bucket key of a captured graph.
@@ -9,7 +11,7 @@ def num_pages_for_length(length: int, page_size: int) -> int:
     >>> num_pages_for_length(16, 16), num_pages_for_length(17, 16), num_pages_for_length(0, 16)
     (1, 2, 0)
     """
-    _check(length, "length", page_size)
+    length = _checked(length, "length", page_size)
     return -(-length // page_size)
 
 
@@ -35,8 +37,7 @@ def steps_until_page_boundary(cache_len: int, page_size: int) -> int:
     >>> steps_until_page_boundary(15, 16), steps_until_page_boundary(16, 16)
     (1, 0)
     """
-    _check(cache_len, "cache_len", page_size)
-    return -cache_len % page_size
+    return -_checked(cache_len, "cache_len", page_size) % page_size
 
 
 def first_cache_len_in_next_page_bucket(num_pages: int, page_size: int) -> int:
@@ -45,12 +46,13 @@ def first_cache_len_in_next_page_bucket(num_pages: int, page_size: int) -> int:
     >>> first_cache_len_in_next_page_bucket(2, 16)
     33
     """
-    _check(num_pages, "num_pages", page_size)
-    return num_pages * page_size + 1
+    return _checked(num_pages, "num_pages", page_size) * page_size + 1
 
 
-def _check(value: int, name: str, page_size: int) -> None:
+def _checked(value: int, name: str, page_size: int) -> int:
     if page_size < 1:
         raise ValueError(f"page_size must be at least 1 token, got {page_size}")
     if value < 0:
         raise ValueError(f"{name} must be >= 0, got {value}")
+    # Unsigned NumPy integers would wrap where they are negated.
+    return operator.index(value)

@@ -45,6 +45,23 @@ class RequestInfo:
     extra_key: ExtraKey
     priority: int
 
+    @classmethod
+    def of(cls, request: Request, valid_len: int, page_size: int) -> RequestInfo:
+        """What there is to say of a request now."""
+        lease = request.lease
+        page_ids = lease.pages()
+        page_ids.flags.writeable = False
+        return cls(
+            request_id=request.request_id,
+            capacity=lease.num_pages * page_size,
+            matched_len=lease.matched_pages * page_size,
+            valid_len=valid_len,
+            shared_len=lease.shared_pages * page_size,
+            page_ids=page_ids,
+            extra_key=lease.extra_key,
+            priority=lease.priority,
+        )
+
 
 class Request:
     """A bound request: its id, its pages, and its row in the table of written lengths."""

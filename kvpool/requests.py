@@ -68,12 +68,17 @@ class RequestTable:
     def get(self, request_id: int) -> Request:
         """The request behind an id, or UnknownRequestError."""
         try:
-            return self._requests[request_id]
-        except (KeyError, TypeError):
-            raise UnknownRequestError(
-                f"request {request_id!r} is not bound (ids are never reused; {len(self)} are "
-                "bound)"
-            ) from None
+            request = self._requests.get(request_id)
+        except TypeError:
+            request = None
+        if request is not None and request.lease.live:
+            return request
+        if request is not None:
+            # An interrupt came between the end of its lease and the end of its entry.
+            self._forget(request)
+        raise UnknownRequestError(
+            f"request {request_id!r} is not bound (ids are never reused; {len(self)} are bound)"
+        )
 
     # ---- bind
 
@@ -104,6 +109,9 @@ class RequestTable:
         """
         prompt = as_tokens(prompt)
         num_tokens = prompt.size
+        if not reuse:
+            self.ledger.pages_for(num_tokens, total_capacity)
+            return self.bind_equal(1, total_capacity, False)[0]
         matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
         capacity = (
             min(self.ledger.pages_for(num_tokens, total_capacity), matched + room) * self.page_size
@@ -123,13 +131,8 @@ class RequestTable:
         num_pages = min(self._pages(capacity), room // batch_size)
         if num_pages == 0:
             self.bind_failures += 1
-            raise exhausted(
-                self.ledger,
-                f"binding {batch_size} requests",
-                needed=batch_size,
-                num_pages=batch_size,
-                free=room,
-            )
+            what, least = f"binding {batch_size} requests", batch_size
+            raise exhausted(self.ledger, what, needed=least, num_pages=least, free=room)
         self.unbind_all()
         requests = []
         for _ in range(batch_size):
@@ -164,12 +167,8 @@ class RequestTable:
         )
         if lease is None:
             self.bind_failures += 1
-            raise exhausted(
-                self.ledger,
-                f"forking with {total_capacity} tokens",
-                needed=num_pages - shared,
-                num_pages=num_pages,
-            )
+            what, needed = f"forking with {total_capacity} tokens", num_pages - shared
+            raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
         child = self._admit(lease, valid_len)
         if valid_len % self.page_size == 0:
             return child, None
@@ -177,6 +176,15 @@ class RequestTable:
         return child, (int(request.lease.pages()[shared]), int(lease.pages()[shared]))
 
     def _admit(self, lease: PageLease, written: int | None = None) -> Request:
+        try:
+            return self._list(lease, written)
+        except BaseException:
+            # Also an interrupt: pages without a request would be lost.
+            if lease.live and lease.tag not in self._requests:
+                self.ledger.release(lease)
+            raise
+
+    def _list(self, lease: PageLease, written: int | None) -> Request:
         row = self.written.add(
             lease.matched_pages * self.page_size if written is None else written
         )
@@ -200,12 +208,9 @@ class RequestTable:
         """Reserve up to `total_capacity`, all or nothing; less than there is changes nothing."""
         num_pages = self._pages(total_capacity)
         if num_pages > self.num_pages or not self.ledger.extend(request.lease, num_pages):
-            raise exhausted(
-                self.ledger,
-                f"extending request {request.request_id} to {total_capacity} tokens",
-                needed=num_pages - request.lease.num_pages,
-                num_pages=num_pages,
-            )
+            what = f"extending request {request.request_id} to {total_capacity} tokens"
+            needed = num_pages - request.lease.num_pages
+            raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
 
     def shrink(self, request: Request, total_capacity: int) -> None:
         """Give back whole pages past `total_capacity` that hold no token; one page stays."""
@@ -225,30 +230,21 @@ class RequestTable:
 
     def checkpoint(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert what is written so far and keep the request bound."""
+        # Foreign tokens may run code: before anything is read here.
+        tokens = as_tokens(tokens)
         inserted = self.ledger.checkpoint(request.lease, tokens, self.valid_len(request), reuse)
         self.prefix_insert_tokens += inserted
         return inserted
 
     def info(self, request: Request) -> RequestInfo:
         """A copy of what is known of a request."""
-        lease = request.lease
-        page_ids = lease.pages()
-        page_ids.flags.writeable = False
-        return RequestInfo(
-            request_id=request.request_id,
-            capacity=self.capacity(request),
-            matched_len=lease.matched_pages * self.page_size,
-            valid_len=self.valid_len(request),
-            shared_len=lease.shared_pages * self.page_size,
-            page_ids=page_ids,
-            extra_key=lease.extra_key,
-            priority=lease.priority,
-        )
+        return RequestInfo.of(request, self.valid_len(request), self.page_size)
 
     # ---- end
 
     def finish(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert the written whole pages of `tokens`, then unbind."""
+        tokens = as_tokens(tokens)
         inserted = self.ledger.finish(request.lease, tokens, self.valid_len(request), reuse)
         self.prefix_insert_tokens += inserted
         self._forget(request)
@@ -256,13 +252,16 @@ class RequestTable:
 
     def unbind(self, request: Request) -> None:
         """Give all pages back; nothing is inserted."""
-        self.ledger.release(request.lease)
+        if request.lease.live:
+            self.ledger.release(request.lease)
         self._forget(request)
 
     def unbind_all(self) -> None:
         """Unbind every request, the oldest first."""
         for request in list(self._requests.values()):
             self.unbind(request)
+        for lease in list(self.ledger.leases):
+            self.ledger.release(lease)
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
@@ -291,8 +290,8 @@ class RequestTable:
             shared_len = request.lease.shared_pages * self.page_size
             if not shared_len <= valid <= capacity:
                 raise KVCacheStateError(
-                    f"request {request.request_id} has valid_len {valid}, outside of shared_len "
-                    f"{shared_len} .. capacity {capacity}"
+                    f"request {request.request_id} has valid_len {valid}, expected "
+                    f"{shared_len} .. {capacity}"
                 )
 
     def _pages(self, num_tokens: int) -> int:

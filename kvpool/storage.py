@@ -58,7 +58,6 @@ class KVStorage:
         self._v = device.zeros(shape, dtype.storage)
         # Made once: slicing a layer out on every put would cost as much as a small scatter.
         self._layers = [(self._k[layer], self._v[layer]) for layer in range(layout.num_layers)]
-        self.unzeroed: list[NDArray[np.int64]] = []
         self._kernels = for_device(device.kind)
         self._scales = [
             (float(k), float(v))
@@ -137,18 +136,6 @@ class KVStorage:
     def zero(self, slots: NDArray[Any]) -> None:
         """Zero `slots` ``[n]`` on every layer."""
         self._kernels.zero(self._k, self._v, slots)
-
-    def zero_entered(self, slots: NDArray[np.int64] | None) -> None:
-        """Zero slots, on the host, of pages that are written to for the first time.
-
-        A page is entered once. Where zeroing fails (in a graph capture), it stays due in
-        `unzeroed`, and the next put does it.
-        """
-        if slots is not None:
-            self.unzeroed.append(slots)
-        for slots in self.unzeroed:
-            self.zero(self.device.to_device(slots))
-        self.unzeroed.clear()
 
     def copy(self, source_slots: NDArray[Any], target_slots: NDArray[Any]) -> None:
         """Copy slots on every layer; no target is also a source."""

@@ -119,7 +119,12 @@ cdef class NodeArena:
             raise ValueError(f"{handle} is not a node handle")
         value = handle
         n = <node_t>(value & 0xFFFFFFFF)
-        if n < 0 or n >= self.num_used or self.handle_of(n) != value:
+        if (
+            n < 0
+            or n >= self.num_used
+            or not self.nodes[n].generation & 1
+            or self.handle_of(n) != value
+        ):
             raise ValueError(f"node handle {handle} is stale: its node was evicted or dropped")
         return n
 

@@ -172,6 +172,8 @@ cdef class PageLedger(LedgerMoves):
         if type(capacity) is not int:
             if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)):
                 raise TypeError(f"total_capacity must be an int, got {type(capacity).__name__}")
+        # A NumPy scalar would wrap in the sums below.
+        capacity = int(capacity)
         if capacity < num_tokens:
             raise ValueError(f"total_capacity is {capacity} tokens, the prompt alone has {num_tokens}")
         return min((capacity + self.page_size - 1) // self.page_size, 1 << 62)
@@ -183,6 +185,7 @@ cdef class PageLedger(LedgerMoves):
         cdef Py_ssize_t need = num_pages - lease.num_pages
         cdef page_t *page_ids
         self.tree.enter()
+        self.check_live(lease)
         self.needed_pages = max(0, need)
         if need <= 0:
             return True
@@ -200,6 +203,7 @@ cdef class PageLedger(LedgerMoves):
     def shrink(self, PageLease lease, Py_ssize_t num_pages):
         """Give back the pages of `lease` from `num_pages` on; they are private and unwritten, the caller says."""
         self.tree.enter()
+        self.check_live(lease)
         if num_pages < max(lease.shared_pages, lease.entered_pages):
             raise ValueError(
                 f"cannot shrink to {num_pages} pages: {max(lease.shared_pages, lease.entered_pages)} are in use"
@@ -219,6 +223,7 @@ cdef class PageLedger(LedgerMoves):
         cdef Py_ssize_t need = num_pages - num_shared, i, num_known
         cdef PageLease child
         self.tree.enter()
+        self.check_live(lease)
         self.needed_pages = need
         if need > self.free_or_evictable():
             return None
@@ -275,6 +280,7 @@ cdef class PageLedger(LedgerMoves):
         cdef token_t *known
         cdef Walk walk
         self.tree.enter()
+        self.check_live(lease)
         self.verify_tokens(lease, data, num_tokens)
         num_pages = min(num_tokens, valid_len) // self.page_size
         if not reuse or not self.may_publish(lease):
@@ -319,6 +325,7 @@ cdef class PageLedger(LedgerMoves):
         cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0), inserted = 0, num_pages, cached, tree_pages
         cdef Walk walk
         self.tree.enter()
+        self.check_live(lease)
         self.verify_tokens(lease, data, num_tokens)
         num_pages = min(num_tokens, valid_len) // self.page_size
         tree_pages = lease.tree_pages
@@ -338,6 +345,7 @@ cdef class PageLedger(LedgerMoves):
     def release(self, PageLease lease):
         """Give back everything that `lease` holds; nothing is published."""
         self.tree.enter()
+        self.check_live(lease)
         self.drop_pages(lease, lease.tree_pages, lease.num_pages)
         self.let_go(lease)
         self.verify()

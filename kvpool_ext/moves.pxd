@@ -15,6 +15,7 @@ cdef class LedgerMoves:
     cdef readonly set leases
     cdef int32_t *holders          # leases that hold a page as shared, 0 for a single one; made at the first fork
 
+    cdef int check_live(self, PageLease lease) except -1
     cdef int verify(self) except -1
     cdef void add_holder(self, page_t page) noexcept nogil
     cdef bint may_publish(self, PageLease lease) noexcept

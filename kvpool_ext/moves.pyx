@@ -32,6 +32,12 @@ cdef class LedgerMoves:
     def __dealloc__(self):
         free(self.holders)
 
+    cdef int check_live(self, PageLease lease) except -1:
+        # An interrupt may end a call between the ledger and its caller's own books.
+        if not lease.live:
+            raise RuntimeError(f"lease {lease.tag} has ended: its pages are given back already")
+        return 0
+
     cdef int verify(self) except -1:
         if CHECKED and self.tree.arena.num_live + self.allocator.num_pages <= 512:
             self.check()
@@ -135,8 +141,9 @@ cdef class LedgerMoves:
             walk, tokens + cached * self.page_size, lease.page_ids + cached, num_pages - cached, lease.priority
         )
         if lease.lineage is not None:
-            for other in lease.lineage:
-                if other is not lease:
+            # A copy: an allocation may run the collector, and with it a caller's clean-up.
+            for other in list(lease.lineage):
+                if other is not lease and (<PageLease>other).live:
                     self.follow(other, lease, num_pages, walk.node, cached)
             for i in range(cached, num_pages):
                 self.holders[lease.page_ids[i]] = 0

@@ -156,6 +156,7 @@ cdef class RadixCache(RadixTree):
         """
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, (int, np.integer)):
             raise TypeError(f"num_tokens must be an int, got {type(num_tokens).__name__}")
+        num_tokens = int(num_tokens)
         if num_tokens < 0:
             raise ValueError(f"num_tokens must be >= 0, got {num_tokens}")
         self.enter()

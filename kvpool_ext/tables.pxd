@@ -19,6 +19,7 @@ cdef class StepWindow:
     cdef int64_t *ends             # [batch]
     cdef int64_t *offsets          # [batch + 1]
     cdef public object slots       # device array of its slots, made once
+    cdef public object handed      # the same as the caller has it: on a host, a read-only view
 
 
 cdef class StepRows:

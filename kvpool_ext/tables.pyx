@@ -116,6 +116,10 @@ cdef class StepWindow:
         """Positions in all rows together."""
         return self.offsets[self.batch_size]
 
+    def key(self):
+        """The positions as bytes: equal for equal windows."""
+        return (<char *>self.starts)[:(3 * self.batch_size + 1) * sizeof(int64_t)]
+
     def positions(self):
         """``[(start, end)]`` of each row."""
         return [(self.starts[b], self.ends[b]) for b in range(self.batch_size)]
@@ -355,8 +359,8 @@ cdef class StepRows:
                 done += end - window.starts[b]
         return out[:done]
 
-    def enter(self, StepWindow window):
-        """Note that the window's pages are written now; returns the slots of those entered for the first time, or None."""
+    def entering(self, StepWindow window):
+        """Slots of the window's pages that were never written to, or None; `enter` notes that they are now."""
         cdef Py_ssize_t b, total = 0, last
         cdef PageLease lease
         for b in range(self.batch_size):
@@ -376,8 +380,17 @@ cdef class StepRows:
                     self.page_size, slots,
                 )
                 slots += (last - lease.entered_pages) * self.page_size
-                lease.entered_pages = last
         return out
+
+    def enter(self, StepWindow window):
+        """Note that the window's pages hold no stale bits any more."""
+        cdef Py_ssize_t b, last
+        cdef PageLease lease
+        for b in range(self.batch_size):
+            lease = <PageLease>self.lease_ptrs[b]
+            last = (window.ends[b] + self.page_size - 1) // self.page_size
+            if window.ends[b] > window.starts[b] and last > lease.entered_pages:
+                lease.entered_pages = last
 
     def advance(self, Py_ssize_t column, StepWindow window):
         """Raise the written length of each row whose window starts within it."""

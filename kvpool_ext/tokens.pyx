@@ -67,7 +67,11 @@ cdef cnp.ndarray _from_tuple(tuple items):
 
 
 cdef cnp.ndarray _from_range(object items):
-    if len(items) > 0:
+    try:
+        count = len(items)
+    except OverflowError:
+        raise ValueError(f"{items} has more tokens than an array can hold") from None
+    if count > 0:
         for position, value in ((0, items[0]), (len(items) - 1, items[len(items) - 1])):
             if not INT32_MIN <= value <= INT32_MAX:
                 raise ValueError(_OUT_OF_RANGE.format(value, position, INT32_MIN, INT32_MAX))
@@ -78,6 +82,8 @@ cdef cnp.ndarray _from_array(object items):
     if hasattr(items, "__dlpack__") and not hasattr(items, "__array__"):
         items = np.from_dlpack(items)
     array = np.asarray(items)
+    if array.size == 0 and array.ndim == 1 and array.dtype.kind in "iuf":
+        return np.zeros(0, np.int32)
     if array.dtype == object:
         raise TypeError(f"tokens must be a sequence of integers, got {type(items).__name__}")
     if array.dtype.kind not in "iu":

@@ -46,7 +46,9 @@ cdef Py_ssize_t common_pages(
     while done < num_pages:
         piece = min(step, num_pages - done)
         if memcmp(a + done * page_size, b + done * page_size, piece * page_bytes) != 0:
-            while memcmp(a + done * page_size, b + done * page_size, page_bytes) == 0:
+            while done < num_pages and (
+                memcmp(a + done * page_size, b + done * page_size, page_bytes) == 0
+            ):
                 done += 1
             return done
         done += piece
@@ -58,6 +60,7 @@ cdef object namespace_key(object extra_key):
     if extra_key is None or type(extra_key) is str or type(extra_key) is bytes:
         return extra_key
     if isinstance(extra_key, (str, bytes)):
+        hash(extra_key)
         return extra_key
     if not isinstance(extra_key, (bool, np.bool_)):
         try:

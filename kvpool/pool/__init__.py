@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from kvpool import paging
 from kvpool.budget import StaticKVBudget, check_mem_fraction, compute_static_kv_budget
@@ -12,8 +12,9 @@ from kvpool.errors import KVCacheExhaustedError
 from kvpool.layout import KVCacheLayout
 from kvpool.pool.binds import PoolBinds
 from kvpool.pool.bound import PoolRequests
-from kvpool.pool.core import DEFAULT_PAGE_SIZE
+from kvpool.pool.core import DEFAULT_PAGE_SIZE, ClosedTable
 from kvpool.pool.pages import PoolPages
+from kvpool.requests import RequestTable
 
 __all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
 
@@ -205,6 +206,7 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
         """Let go of the buffers; views handed out stay valid. A second close does nothing."""
         self._gate.close()
         self._storage = None
+        self._requests = cast(RequestTable, ClosedTable())
         self._active = []
         self._step = None
 

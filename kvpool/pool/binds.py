@@ -97,8 +97,8 @@ class PoolBinds(PoolCore):
         """
         self._gate.enter()
         try:
-            for value, name in ((batch_size, "batch_size"), (capacity, "capacity")):
-                whole_number(value, name, at_least=1)
+            batch_size = whole_number(batch_size, "batch_size", at_least=1)
+            capacity = whole_number(capacity, "capacity", at_least=1)
             requests = self._requests.bind_equal(batch_size, capacity, self._prefix_reuse)
             self._activate(requests)
             return [request.request_id for request in requests]

@@ -25,6 +25,19 @@ from kvpool_ext.radix import RadixCache
 DEFAULT_PAGE_SIZE = 16
 
 
+class ClosedTable:
+    """Stands where the requests of a pool were: every use says that the pool is closed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KVCacheStateError("the pool is closed")
+
+    def __len__(self) -> int:
+        raise KVCacheStateError("the pool is closed")
+
+    def __contains__(self, request_id: object) -> bool:
+        raise KVCacheStateError("the pool is closed")
+
+
 class PoolCore:
     """Parts and properties of a pool; the calls are added by its subclasses."""
 
@@ -45,7 +58,12 @@ class PoolCore:
         max_batch_size: int = 1,
         max_seq_len: int | None = None,
     ) -> None:
-        _check_sizes(num_slots, page_size)
+        num_slots = whole_number(num_slots, "num_slots", at_least=1)
+        page_size = whole_number(page_size, "page_size", at_least=1)
+        if num_slots % page_size:
+            raise ValueError(
+                f"num_slots must be a multiple of page_size {page_size}, got {num_slots}"
+            )
         self._layout = KVCacheLayout(
             num_layers,
             num_kv_heads,
@@ -271,10 +289,3 @@ def whole_number(value: int, name: str, at_least: int = 0) -> int:
     if value < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {value}")
     return int(value)
-
-
-def _check_sizes(num_slots: int, page_size: int) -> None:
-    for value, name in ((num_slots, "num_slots"), (page_size, "page_size")):
-        whole_number(value, name, at_least=1)
-    if num_slots % page_size:
-        raise ValueError(f"num_slots must be a multiple of page_size {page_size}, got {num_slots}")

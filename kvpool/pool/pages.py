@@ -33,7 +33,7 @@ class PoolPages(PoolCore):
         """
         self._gate.enter()
         try:
-            whole_number(num_tokens, "num_tokens", at_least=1)
+            num_tokens = whole_number(num_tokens, "num_tokens", at_least=1)
             num_pages = paging.num_pages_for_length(num_tokens, self._page_size)
             pages = self._requests.ledger.take(num_pages) if num_pages <= self.num_pages else None
             if pages is None:

@@ -137,13 +137,15 @@ class Step(StepRollback):
                 raise self._past_capacity(window)
             if self._rows.first_shared(window) >= 0:
                 raise self._put_on_shared(window)
-            own = slots is window.slots or slots is None or self._is_own(slots, window)
+            own = slots is None or self._is_own(slots, window)
             slots = self._slots_of(window) if own else self._check_slots(slots, window.num_tokens)
             moves = storage.moves
             launches = None if moves is None else moves[layer].prepare(slots, k, v)
-            fresh = self._rows.enter(window)
-            if fresh is not None or storage.unzeroed:
-                storage.zero_entered(fresh)
+            fresh = self._rows.entering(window)
+            if fresh is not None:
+                # Noted afterwards: what fails or is interrupted here is zeroed by the next put.
+                storage.zero(storage.device.to_device(fresh))
+                self._rows.enter(window)
             if launches is None:
                 storage.write(layer, slots, k, v)
             else:
@@ -225,7 +227,7 @@ class Step(StepRollback):
         try:
             window = self._rows.window(start_pos, seqlen)
             self._check_capacity(window)
-            return self._slots_of(window)
+            return self._hand_out(window)
         finally:
             self._gate.leave()
 
@@ -283,6 +285,6 @@ class Step(StepRollback):
 def _length(length: int) -> int:
     if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
         raise TypeError(f"length must be an int, got {type(length).__name__}")
-    if length < 0:
-        raise ValueError(f"length must be >= 0, got {length}")
+    if not 0 <= length < 2**31:
+        raise ValueError(f"length must be in 0 .. {2**31 - 1}, got {length}")
     return int(length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from kvpool_ext.gate import Gate
 from kvpool_ext.tables import StepRows, StepWindow
 
 Positions = int | Sequence[int] | NDArray[np.integer[Any]]
+
+# Slots handed out before those that nobody holds any more are forgotten.
+MANY_HANDED = 256
 
 
 class StepBase:
@@ -46,6 +50,8 @@ class StepBase:
         self._seen_losses = table.losses
         self._seen_shrinks = self._rows.num_shrinks()
         self._in_verify_window = False
+        # id of slots that a caller has -> (the slots, weakly, and the window that they are of).
+        self._handed: dict[int, tuple[weakref.ref[Any], bytes]] = {}
 
     # ---- life
 
@@ -54,7 +60,7 @@ class StepBase:
         if self._seen_losses != self._table.losses:
             try:
                 self._recheck()
-            except KVCacheStateError:
+            except BaseException:
                 self._gate.leave()
                 raise
 
@@ -70,6 +76,7 @@ class StepBase:
         if self._seen_shrinks != self._rows.num_shrinks():
             self._seen_shrinks = self._rows.num_shrinks()
             self._rows.forget_windows()
+            self._handed.clear()
             self._page_table = None
 
     # ---- arrays of the caller
@@ -113,22 +120,42 @@ class StepBase:
         slots: NDArray[np.int64] = window.slots
         return slots
 
+    def _hand_out(self, window: StepWindow) -> NDArray[np.int64]:
+        """The window's slots for the caller, who may not change what later puts rely on."""
+        if window.handed is None:
+            slots = self._slots_of(window)
+            if isinstance(slots, np.ndarray):
+                slots = slots.view()
+                slots.flags.writeable = False
+            window.handed = slots
+        if len(self._handed) >= MANY_HANDED:
+            self._handed = {i: kept for i, kept in self._handed.items() if kept[0]() is not None}
+        self._handed[id(window.handed)] = (weakref.ref(window.handed), window.key())
+        handed: NDArray[np.int64] = window.handed
+        return handed
+
     def _is_own(self, slots: Any, window: StepWindow) -> bool:
         """Whether `slots` were made by this step for these positions."""
-        if slots is window.slots:
+        if slots is window.handed:
             return True
-        for other in self._rows.recent_windows():
-            if slots is other.slots:
-                raise ValueError(
-                    f"slots were made for positions {other.positions()}, "
-                    f"start_pos and shape say {window.positions()}"
-                )
-        return False
+        kept = self._handed.get(id(slots))
+        if kept is None or kept[0]() is not slots:
+            return False
+        if kept[1] != window.key():
+            batch_size = self._rows.batch_size
+            made_for = np.frombuffer(kept[1], np.int64)[: 2 * batch_size].reshape(2, -1).T.tolist()
+            raise ValueError(
+                f"slots were made for positions {made_for} of the rows, "
+                f"start_pos and shape say {window.positions()}"
+            )
+        return True
 
     def _check_slots(self, slots: Any, num_rows: int) -> NDArray[Any]:
         found = self._storage.device.asarray(slots, "slots")
         if found.dtype not in (np.int64, np.int32):
             raise TypeError(f"Invalid dtype of slots: expected int64 or int32, got {found.dtype}")
+        if num_rows > 1 and found.shape and found.strides[0] != found.dtype.itemsize:
+            raise ValueError(f"slots must be contiguous, got a stride of {found.strides[0]} bytes")
         if found.shape != (num_rows,):
             raise ValueError(
                 f"Invalid shape of slots: expected [{num_rows}], got {list(found.shape)}"
