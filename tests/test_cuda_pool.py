@@ -258,4 +258,4 @@ def test_refused_put_changed_nothing(cupy, step):
             step.put(0, 0, bad, bad)
     assert step.capacities == pool_valid
     # The page was not entered either: its first good put still zeroes it.
-    assert step._rows.enter(step._rows.window(0, 4)) is not None
+    assert step._rows.entering(step._rows.window(0, 4)) is not None

@@ -178,7 +178,7 @@ def capture():
         said["forbidden"] = cupy_like.State.events
     fake = driver.Driver()
     before = fake.last.count if not fake.expect(0) else 0
-    step.put(0, 0, k, k, slots=slots)
+    step.put(0, 16, k, k, slots=far)
     said["launches of the next put"] = fake.last.count - before  # the zeroing that was due, too
     return said
 
