@@ -111,7 +111,7 @@ class RequestTable:
         num_tokens = prompt.size
         if not reuse:
             self.ledger.pages_for(num_tokens, total_capacity)
-            return self.bind_equal(1, total_capacity, False)[0]
+            return self.bind_equal(1, total_capacity, extra_key, False)[0]
         matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
         capacity = (
             min(self.ledger.pages_for(num_tokens, total_capacity), matched + room) * self.page_size
@@ -125,9 +125,11 @@ class RequestTable:
         self.unbind_all()
         return self.bind(prompt, capacity, extra_key, 0, reuse)
 
-    def bind_equal(self, batch_size: int, capacity: int, reuse: bool) -> list[Request]:
+    def bind_equal(
+        self, batch_size: int, capacity: int, extra_key: ExtraKey, reuse: bool
+    ) -> list[Request]:
         """Release every other request, then bind `batch_size` blank ones, clamped equally."""
-        _, room = self.ledger.room_if_alone([], None, False)
+        _, room = self.ledger.room_if_alone([], extra_key, False)
         num_pages = min(self._pages(capacity), room // batch_size)
         if num_pages == 0:
             self.bind_failures += 1
@@ -136,7 +138,7 @@ class RequestTable:
         self.unbind_all()
         requests = []
         for _ in range(batch_size):
-            lease = self.ledger.bind_blank(num_pages, reuse)
+            lease = self.ledger.bind_blank(num_pages, extra_key, reuse)
             assert lease is not None, "room_if_alone promised these pages"
             requests.append(self._admit(lease))
         return requests

@@ -109,14 +109,16 @@ cdef class PageLedger(LedgerMoves):
         self.verify()
         return lease
 
-    def bind_blank(self, Py_ssize_t num_pages, bint publishes):
+    def bind_blank(self, Py_ssize_t num_pages, extra_key, bint publishes):
         """A lease over `num_pages` private pages and no known tokens, or None."""
+        cdef object key = namespace_key(extra_key)
         cdef PageLease lease
         self.tree.enter()
         self.needed_pages = num_pages
         if num_pages > self.free_or_evictable():
             return None
         lease = new_lease(num_pages)
+        lease.extra_key = key
         lease.publishes = publishes
         lease.epoch = self.tree.epoch
         self.leases.add(lease)

@@ -176,7 +176,11 @@ def test_closed_pool_answers_nothing():
 
 def test_exclusive_bind_without_reuse_clamps_as_bind_requests_does(pool):
     pool.prefix_reuse_enabled = False
-    assert pool.bind_with_prefix(R(1, 100), 100) == 0
+    assert pool.bind_with_prefix(R(1, 100), 100, extra_key="tenant") == 0
+    assert pool.request(pool.step.request_ids[0]).extra_key == "tenant"
+    with pytest.raises(TypeError, match="extra_key"):
+        pool.bind_with_prefix(R(1, 100), 100, extra_key=1.5)
+    assert pool.bound_request_count == 1
     assert pool.request_capacity == 64  # all 16 pages of 4
     with pytest.raises(ValueError, match="empty"):
         pool.bind_with_prefix([], 100)

@@ -99,7 +99,7 @@ class PoolBinds(PoolCore):
         try:
             batch_size = whole_number(batch_size, "batch_size", at_least=1)
             capacity = whole_number(capacity, "capacity", at_least=1)
-            requests = self._requests.bind_equal(batch_size, capacity, self._prefix_reuse)
+            requests = self._requests.bind_equal(batch_size, capacity, None, self._prefix_reuse)
             self._activate(requests)
             return [request.request_id for request in requests]
         finally:
