@@ -16,7 +16,5 @@ cdef class PageAllocator:
     cdef Py_ssize_t c_num_free(self) noexcept nogil
     cdef void pop(self, page_t *out, Py_ssize_t n) noexcept nogil
     cdef void push(self, const page_t *pages, Py_ssize_t n) noexcept nogil
-    cdef void push_reversed(self, const page_t *pages, Py_ssize_t n) noexcept nogil
     cdef void mark(self, const page_t *pages, Py_ssize_t n) noexcept nogil
-    cdef void unmark(self, const page_t *pages, Py_ssize_t n) noexcept nogil
     cdef Py_ssize_t claim_marks(self, const page_t *pages, Py_ssize_t n) noexcept nogil

@@ -146,23 +146,11 @@ cdef class PageAllocator:
         memcpy(self.stack + self.stack_size, pages, n * sizeof(page_t))
         self.stack_size += n
 
-    cdef void push_reversed(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
-        cdef Py_ssize_t i
-        for i in range(n):
-            self.stack[self.stack_size + i] = pages[n - 1 - i]
-        self.stack_size += n
-
     cdef void mark(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
         cdef Py_ssize_t i
         for i in range(n):
             self.taken[pages[i]] = 1
         self.num_taken += n
-
-    cdef void unmark(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
-        cdef Py_ssize_t i
-        for i in range(n):
-            self.taken[pages[i]] = 0
-        self.num_taken -= n
 
     cdef Py_ssize_t claim_marks(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
         """Unmark all `pages` and answer -1, or change nothing and answer where the first bad one is."""

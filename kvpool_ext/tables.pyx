@@ -285,10 +285,6 @@ cdef class StepRows:
             raise ValueError(f"qo_indptr ends at {out[n]}, k and v have {num_tokens} rows")
         return 0
 
-    def recent_windows(self):
-        """The windows asked for lately, oldest first."""
-        return list(self.windows)
-
     def forget_windows(self):
         """Drop what was remembered of pages that rows may have given back."""
         self.windows.clear()
