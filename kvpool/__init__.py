@@ -15,6 +15,7 @@ from kvpool.errors import (
     KVCacheStateError,
     UnknownRequestError,
 )
+from kvpool.graphs import DecodeGraph, VerifyGraph
 from kvpool.layout import KVCacheLayout
 from kvpool.page_table import PageTable
 from kvpool.pool import DEFAULT_PAGE_SIZE, KVCachePool
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DEFAULT_PAGE_SIZE",
+    "DecodeGraph",
     "InsertResult",
     "KVCacheError",
     "KVCacheExhaustedError",
@@ -43,5 +45,6 @@ __all__ = [
     "StaticKVBudget",
     "Step",
     "UnknownRequestError",
+    "VerifyGraph",
     "compute_static_kv_budget",
 ]

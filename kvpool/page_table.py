@@ -26,16 +26,25 @@ class PageTable:
     indptr : array
         int32 ``[batch + 1]`` on the device.
     indices : array
-        int32 ``[nnz]`` page ids on the device.
+        int32 ``[nnz]`` page ids on the device; longer in a graph's table. Tables of the same pages
+        share it, so it is not to be written to.
     last_page_len : array
         int32 ``[batch]`` on the device, in ``1 .. page_size``; 0 for a row of length 0.
-    indptr_host, indices_host, last_page_len_host : ndarray
+    indptr_host, last_page_len_host : ndarray
         The same on the host, where FlashInfer plans without a sync; on a CPU the same arrays.
     lengths_host : ndarray
         int64 ``[batch]``, tokens of each row.
     page_size, batch_size : int
         Tokens per page, rows.
+    version : int
+        Grows whenever the content changes in place: what was planned for a table and a version
+        holds for both.
+    is_fixed : bool
+        Whether it is a graph's: its arrays keep their addresses, and a change of pages too is made
+        in place.
     """
+
+    is_fixed = False
 
     def __init__(
         self,
@@ -46,17 +55,30 @@ class PageTable:
         page_size: int,
         scratch_page: int,
         device: Device,
+        *,
+        same_pages: PageTable | None = None,
     ) -> None:
-        self.indptr = device.to_device(indptr)
-        self.indices = device.to_device(indices)
+        self.indptr: NDArray[np.int32]
+        self.indices: NDArray[np.int32]
+        # What another table has on the device already needs no second upload.
+        if same_pages is not None:
+            self.indptr, self.indices = same_pages.indptr, same_pages.indices
+        else:
+            self.indptr, self.indices = device.to_device(indptr), device.to_device(indices)
         self.last_page_len = device.to_device(last_page_len)
         self.indptr_host = indptr
-        self.indices_host = indices
         self.last_page_len_host = last_page_len
-        self._device = device
         self.lengths_host = lengths
         self.page_size = page_size
+        self.version = 0
+        self._indices_host = indices
+        self._device = device
         self._scratch_page = scratch_page
+
+    @property
+    def indices_host(self) -> NDArray[np.int32]:
+        """int32 ``[nnz]`` page ids on the host."""
+        return self._indices_host
 
     @property
     def batch_size(self) -> int:
@@ -94,15 +116,23 @@ class PageTable:
         return self._device.to_device(dense)
 
     def bump(self, lengths: NDArray[np.int64]) -> bool:
-        """Take over `lengths` in place; False, and no change, if a row changes its page count."""
+        """Take over `lengths` in place; False, and no change, if a row changes its page count.
+
+        Parameters
+        ----------
+        lengths : ndarray
+            int64, one for each row; in a graph's table, for each row that is no padding.
+        """
+        n = len(lengths)
         num_pages = -(-lengths // self.page_size)
-        if not np.array_equal(num_pages, np.diff(self.indptr_host)):
+        if not np.array_equal(num_pages, np.diff(self.indptr_host[: n + 1])):
             return False
-        self.lengths_host[:] = lengths
-        self.last_page_len_host[:] = np.where(
+        self.lengths_host[:n] = lengths
+        self.last_page_len_host[:n] = np.where(
             num_pages > 0, lengths - (num_pages - 1) * self.page_size, 0
         )
         self._device.refresh(self.last_page_len, self.last_page_len_host)
+        self.version += 1
         return True
 
     def covers(self, lengths: Any) -> bool:

@@ -18,7 +18,7 @@ part                 owner until now                             finish
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvpool.errors import KVCacheStateError, UnknownRequestError
@@ -27,7 +27,7 @@ from kvpool.request import ExtraKey, Request, RequestInfo
 from kvpool.words import exhausted, past_capacity
 from kvpool_ext.lease import PageLease
 from kvpool_ext.ledger import PageLedger
-from kvpool_ext.tables import LengthTable
+from kvpool_ext.lengths import LengthTable
 from kvpool_ext.tokens import as_tokens
 
 
@@ -36,10 +36,8 @@ class RequestTable:
 
     Parameters
     ----------
-    num_pages, page_size : int
-        Pages of the pool and tokens per page.
-    num_layers : int
-        Layers, each with a written length of its own.
+    num_pages, page_size, num_layers : int
+        Pages of the pool, tokens per page, and layers, each with a written length of its own.
     """
 
     def __init__(self, num_pages: int, page_size: int, num_layers: int) -> None:
@@ -80,6 +78,13 @@ class RequestTable:
             f"request {request_id!r} is not bound (ids are never reused; {len(self)} are bound)"
         )
 
+    def get_all(self, request_ids: Iterable[int]) -> list[Request]:
+        """`get` of many ids at once; which of them are live is left to who makes a step of it."""
+        try:
+            return [*map(self._requests.__getitem__, request_ids)]
+        except (KeyError, TypeError):
+            return [*map(self.get, request_ids)]
+
     # ---- bind
 
     def bind(
@@ -89,8 +94,8 @@ class RequestTable:
         lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
         if lease is None:
             self.bind_failures += 1
-            num_pages, needed = self._pages(total_capacity), self.ledger.needed_pages
-            what = f"binding {total_capacity} tokens"
+            what, needed = f"binding {total_capacity} tokens", self.ledger.needed_pages
+            num_pages = self._pages(total_capacity)
             raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
         if reuse:
             self.prefix_prompt_tokens += lease.known_len
@@ -113,14 +118,12 @@ class RequestTable:
             self.ledger.pages_for(num_tokens, total_capacity)
             return self.bind_equal(1, total_capacity, extra_key, False)[0]
         matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
-        capacity = (
-            min(self.ledger.pages_for(num_tokens, total_capacity), matched + room) * self.page_size
-        )
+        wanted = self.ledger.pages_for(num_tokens, total_capacity)
+        capacity = min(wanted, matched + room) * self.page_size
         if capacity < num_tokens:
             raise ValueError(
                 f"a prompt of {num_tokens} tokens cannot fit: {capacity} slots are the most that "
-                "releasing all "
-                "other requests gives"
+                "releasing all other requests gives"
             )
         self.unbind_all()
         return self.bind(prompt, capacity, extra_key, 0, reuse)
@@ -162,11 +165,9 @@ class RequestTable:
             )
         shared = valid_len // self.page_size
         num_pages = self._pages(total_capacity)
-        lease = (
-            self.ledger.fork(request.lease, shared, num_pages)
-            if num_pages <= self.num_pages
-            else None
-        )
+        lease = None
+        if num_pages <= self.num_pages:
+            lease = self.ledger.fork(request.lease, shared, num_pages)
         if lease is None:
             self.bind_failures += 1
             what, needed = f"forking with {total_capacity} tokens", num_pages - shared
@@ -187,9 +188,8 @@ class RequestTable:
             raise
 
     def _list(self, lease: PageLease, written: int | None) -> Request:
-        row = self.written.add(
-            lease.matched_pages * self.page_size if written is None else written
-        )
+        matched_len = lease.matched_pages * self.page_size
+        row = self.written.add(matched_len if written is None else written)
         self._last_id += 1
         request = Request(self._last_id, lease, row)
         lease.tag = self._last_id

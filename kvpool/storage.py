@@ -109,15 +109,26 @@ class KVStorage:
 
     def write(self, layer: int, slots: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> None:
         """Scatter rows ``[n, heads, head_dim]`` to `slots` ``[n]`` of a layer, K and V at once."""
+        self._scatter(layer, slots, k, v, self.num_slots)
+
+    def _scatter(
+        self, layer: int, slots: NDArray[Any], k: NDArray[Any], v: NDArray[Any], limit: int
+    ) -> None:
         k_cache, v_cache = self._layers[layer]
         fp8_format = self.dtype.fp8_format
         if fp8_format is None:
-            self._kernels.scatter(k_cache, v_cache, k, v, slots, self.num_slots)
+            self._kernels.scatter(k_cache, v_cache, k, v, slots, limit)
             return
         k_scale, v_scale = self._scales[layer]
         self._kernels.scatter_fp8(
-            k_cache, v_cache, k, v, slots, fp8_format, k_scale, v_scale, self.num_slots
+            k_cache, v_cache, k, v, slots, fp8_format, k_scale, v_scale, limit
         )
+
+    def write_with_scratch(
+        self, layer: int, slots: NDArray[Any], k: NDArray[Any], v: NDArray[Any]
+    ) -> None:
+        """`write` that reaches the scratch page too: for slots of the pool's own making."""
+        self._scatter(layer, slots, k, v, self.num_slots + self.page_size)
 
     def read(self, layer: int, slots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Gather rows of one layer in the compute dtype, as new arrays; slots < 0 read zeros."""

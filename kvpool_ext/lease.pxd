@@ -11,6 +11,7 @@ from kvpool_ext.types cimport node_t, page_t, token_t
 #   [tree or shared, num)  private
 cdef class PageLease:
     cdef public object tag         # the caller's name for this lease, in errors and pictures
+    cdef readonly int64_t serial   # no two leases of a process have the same
     cdef page_t *page_ids
     cdef readonly Py_ssize_t num_pages
     cdef readonly Py_ssize_t matched_pages

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 class PageLease:
     tag: Any
+    serial: int
     num_pages: int
     matched_pages: int
     tree_pages: int

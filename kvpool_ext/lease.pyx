@@ -1,4 +1,5 @@
 """PageLease: the pages of one holder, from bind to finish. Its intervals are drawn in `lease.pxd`."""
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -32,11 +33,17 @@ cdef class PageLease:
         return np.concatenate([*parts, pages[self.tree_pages:]])
 
 
+cdef int64_t num_leases = 0
+
+
 cdef PageLease new_lease(Py_ssize_t num_pages):
+    global num_leases
     cdef PageLease lease = PageLease.__new__(PageLease)
     lease.page_ids = <page_t *>malloc(max(1, num_pages) * sizeof(page_t))
     if lease.page_ids == NULL:
         raise MemoryError(f"no memory for {num_pages} page ids")
+    num_leases += 1
+    lease.serial = num_leases
     lease.num_pages = num_pages
     lease.node = NO_NODE
     lease.live = True

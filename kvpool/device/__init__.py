@@ -76,6 +76,10 @@ class Device:
         """A host array on this device; on a CPU the same array."""
         return host
 
+    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """An array of this device on the host; on a CPU the same array, elsewhere a copy."""
+        return array
+
     def refresh(self, array: NDArray[Any], host: NDArray[Any]) -> None:
         """Make `array`, from `to_device`, equal to `host` again, in place."""
         if array is not host:

@@ -129,6 +129,12 @@ class CudaDevice(Device):
             made: NDArray[Any] = self._cupy.asarray(host)
             return made
 
+    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A host copy, for which the host waits."""
+        with self._cupy.cuda.Device(self.index):
+            made: NDArray[Any] = array.get()  # type: ignore[attr-defined]
+        return made
+
     def refresh(self, array: NDArray[Any], host: NDArray[Any]) -> None:
         """Make `array`, from `to_device`, equal to `host` again, in place."""
         with self._cupy.cuda.Device(self.index):

@@ -11,15 +11,16 @@ from kvpool.device import device_of
 from kvpool.errors import KVCacheExhaustedError
 from kvpool.layout import KVCacheLayout
 from kvpool.pool.binds import PoolBinds
-from kvpool.pool.bound import PoolRequests
 from kvpool.pool.core import DEFAULT_PAGE_SIZE, ClosedTable
+from kvpool.pool.graphs import PoolGraphs
 from kvpool.pool.pages import PoolPages
 from kvpool.requests import RequestTable
+from kvpool.step import LatestTable
 
 __all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
 
 
-class KVCachePool(PoolBinds, PoolRequests, PoolPages):
+class KVCachePool(PoolBinds, PoolGraphs, PoolPages):
     """K and V of a model in pages, shared between requests through a radix tree.
 
     The pool is static: its buffers are allocated once, binds claim pages of them and never grow
@@ -49,8 +50,8 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
         Whether `truncate_to` zeroes the rejected tail; default on, ``KVPOOL_ZERO_REJECTED_KV=0``
         turns it off.
     max_batch_size, max_seq_len : int
-        Kept in `layout`, for buffers of CUDA graphs; they limit no bind. `max_seq_len` defaults
-        to `num_slots`.
+        They size the buffers of `decode_graph` and `verify_graph`, and limit no bind.
+        `max_seq_len` defaults to `num_slots`.
 
     Raises
     ------
@@ -209,6 +210,9 @@ class KVCachePool(PoolBinds, PoolRequests, PoolPages):
         self._requests = cast(RequestTable, ClosedTable())
         self._active = []
         self._step = None
+        self._latest_table = LatestTable()
+        self._graphs.clear()
+        self._graph_wiring = None
 
     @property
     def closed(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kvpool.errors import KVCacheStateError
 from kvpool.pool.core import PoolCore, whole_number
 from kvpool.request import RequestInfo
@@ -128,10 +130,15 @@ class PoolRequests(PoolCore):
 
     # ---- steps
 
-    def activate_step(self, *request_ids: int) -> Step:
+    def activate_step(self, *request_ids: Any) -> Step:
         """Make these requests, in this order, the rows of the step.
 
         Earlier steps stay usable while all of their requests are bound.
+
+        Parameters
+        ----------
+        request_ids : int, or one sequence of int
+            Ids, one by one or as one list or integer array.
 
         Raises
         ------
@@ -142,14 +149,21 @@ class PoolRequests(PoolCore):
         """
         self._gate.enter()
         try:
+            if len(request_ids) == 1 and isinstance(request_ids[0], (list, tuple, np.ndarray)):
+                request_ids = tuple(np.asarray(request_ids[0]).tolist())
             if not request_ids:
                 raise ValueError("activate_step expects at least one request id, got none")
             if len(set(request_ids)) < len(request_ids):
                 raise ValueError(
                     f"activate_step expects each request once, got {list(request_ids)}"
                 )
-            self._activate([self._requests.get(request_id) for request_id in request_ids])
-            return self._make_step()
+            requests = self._requests.get_all(request_ids)
+            self._activate(requests)
+            step = self._make_step()
+            if not step.is_alive:
+                for request_id in request_ids:
+                    self._requests.get(request_id)
+            return step
         finally:
             self._gate.leave()
 

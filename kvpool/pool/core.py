@@ -14,10 +14,11 @@ from kvpool import paging
 from kvpool.device import Device, device_of
 from kvpool.dtypes import KVDType, check_scale
 from kvpool.errors import KVCacheStateError
+from kvpool.graph_buffers import GraphMode
 from kvpool.layout import KVCacheLayout
 from kvpool.request import Request
 from kvpool.requests import RequestTable
-from kvpool.step import Step
+from kvpool.step import LatestTable, Step
 from kvpool.storage import KVStorage
 from kvpool_ext.gate import Gate
 from kvpool_ext.radix import RadixCache
@@ -96,6 +97,8 @@ class PoolCore:
         # for a step.
         self._active: list[Request] = []
         self._step: Step | None = None
+        self._latest_table = LatestTable()
+        self._graph_mode = GraphMode()
 
     # ---- reading it
 
@@ -271,6 +274,8 @@ class PoolCore:
                 self._active,
                 self._gate,
                 self._zero_rejected_kv,
+                self._graph_mode,
+                self._latest_table,
             )
         return self._step
 

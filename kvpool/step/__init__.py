@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.page_table import PageTable
+from kvpool.step.in_graph import StepInGraph
 from kvpool.step.rollback import StepRollback
-from kvpool.step.rows import Positions
+from kvpool.step.rows import LatestTable, Positions
 
-__all__ = ["Positions", "Step"]
+__all__ = ["LatestTable", "Positions", "Step"]
 
 
-class Step(StepRollback):
+class Step(StepInGraph, StepRollback):
     """Rows of one forward pass, in the order of `KVCachePool.activate_step`, which makes it.
 
     Positions count from the start of each request, ranges are half-open, and an argument that
@@ -32,11 +33,6 @@ class Step(StepRollback):
     def request_ids(self) -> list[int]:
         """Ids in row order."""
         return [request.request_id for request in self._requests]
-
-    @property
-    def batch_size(self) -> int:
-        """Rows."""
-        return len(self._requests)
 
     def __repr__(self) -> str:
         return f"Step(request_ids={self.request_ids}{'' if self.is_alive else ', dead'})"
@@ -58,7 +54,7 @@ class Step(StepRollback):
     @property
     def is_alive(self) -> bool:
         """Whether every request of the step is still bound."""
-        return not self._gate.closed and all(request.lease.live for request in self._requests)
+        return not self._gate.closed and self._rows.all_live()
 
     def require(self, end_pos: Positions, batch_size: int | None = None) -> None:
         """Make sure that every row has pages for positions up to `end_pos`.
@@ -100,7 +96,8 @@ class Step(StepRollback):
         """Write K and V of one layer at ``[start_pos, start_pos + seqlen)`` of each row.
 
         The first put that enters a page zeroes that page on all layers, so that no bits of an
-        earlier owner are ever read.
+        earlier owner are ever read. In the block of a graph it writes where `prepare` said:
+        `start_pos` and `slots` are not read, and rows that pad the batch may come along.
 
         Parameters
         ----------
@@ -131,6 +128,9 @@ class Step(StepRollback):
         try:
             storage = self._storage
             layer = storage.check_layer(layer)
+            graph = self._graph_mode.current
+            if graph is not None:
+                return self._put_in_graph(graph, layer, k, v, qo_indptr)
             k, v, seqlen, num_tokens = self._token_rows(k, v, qo_indptr)
             window = self._rows.window(start_pos, seqlen, qo_indptr, num_tokens)
             if self._rows.first_past_capacity(window) >= 0:
@@ -203,9 +203,9 @@ class Step(StepRollback):
     def slot_indices(self, length: int) -> NDArray[np.int64]:
         """Slots of positions ``[0, length)`` of every row, int64 ``[batch * length]``.
 
-        They are on the device. Side caches can use them to share allocation, reuse and eviction
-        with K and V. Positions past a row's capacity repeat its last slot: mask them. For a `put`
-        take `window_slot_indices`, whose slots advance `valid_len`.
+        They are on the device, for side caches that share allocation, reuse and eviction with K
+        and V. Positions past a row's capacity repeat its last slot: mask them. For a `put` take
+        `window_slot_indices`.
         """
         self._enter()
         try:
@@ -225,6 +225,9 @@ class Step(StepRollback):
         """
         self._enter()
         try:
+            graph = self._graph_mode.current
+            if graph is not None:
+                return self._slots_in_graph(graph, start_pos, seqlen)
             window = self._rows.window(start_pos, seqlen)
             self._check_capacity(window)
             return self._hand_out(window)
@@ -244,16 +247,22 @@ class Step(StepRollback):
         Returns
         -------
         PageTable
-            The same object while the same lengths are asked for.
+            The same object while the same lengths are asked for. In the block of a graph it is
+            the graph's, and its last rows may be padding.
 
         Raises
         ------
         KVCacheExhaustedError
             A length past a row's capacity.
+        KVCacheStateError
+            In the block of a graph that was prepared for other lengths.
         """
         self._enter()
         try:
             wanted = self._lengths(lengths)
+            graph = self._graph_mode.current
+            if graph is not None:
+                return self._table_in_graph(graph, wanted)
             if self._page_table is None or not self._page_table.covers(wanted):
                 self._page_table = self._build(wanted)
             return self._page_table
@@ -273,7 +282,7 @@ class Step(StepRollback):
         """The shared page table, or None where none was made."""
         self._enter()
         self._gate.leave()
-        return self._page_table
+        return self._graph_table() or self._page_table
 
     def clear_page_table(self) -> None:
         """Forget the shared page table."""

@@ -54,9 +54,7 @@ class StepRollback(StepBase):
             ends = self._rows.positions(end_pos, "end_pos")
             window = self._check_range(starts, ends, "invalidate_range", may_touch=True)
             self._zero(window)
-            for request, start, end in zip(self._requests, starts, ends, strict=True):
-                if end > start:
-                    self._table.written.cap(request.row, int(start))
+            self._rows.cap_window(window)
         finally:
             self._gate.leave()
 

@@ -10,18 +10,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.errors import KVCacheExhaustedError, KVCacheStateError
+from kvpool.graph_buffers import GraphMode
 from kvpool.page_table import PageTable
 from kvpool.request import Request
 from kvpool.requests import RequestTable
 from kvpool.storage import KVStorage
 from kvpool.words import past_capacity
 from kvpool_ext.gate import Gate
-from kvpool_ext.tables import StepRows, StepWindow
+from kvpool_ext.tables import StepRows
+from kvpool_ext.windows import StepWindow
 
 Positions = int | Sequence[int] | NDArray[np.integer[Any]]
 
 # Slots handed out before those that nobody holds any more are forgotten.
 MANY_HANDED = 256
+
+
+class LatestTable:
+    """The page table that a pool's steps made last.
+
+    From one decode step to the next most rows stay on their pages, so the next table can list the
+    same ones: its cost is then one of rows, not of tokens.
+    """
+
+    __slots__ = ("identity", "table")
+
+    def __init__(self) -> None:
+        self.identity = b""
+        self.table: PageTable | None = None
+
+    def lists(self, identity: bytes, indptr: NDArray[np.int32]) -> bool:
+        """Whether it lists the pages of these rows, as many of each as `indptr` says."""
+        return (
+            self.table is not None
+            and identity == self.identity
+            and np.array_equal(indptr, self.table.indptr_host)
+        )
 
 
 class StepBase:
@@ -34,6 +58,8 @@ class StepBase:
         requests: list[Request],
         gate: Gate,
         zero_rejected_kv: bool,
+        graph_mode: GraphMode,
+        latest: LatestTable,
     ) -> None:
         self._table = table
         self._storage = storage
@@ -46,7 +72,9 @@ class StepBase:
             table.written,
             table.page_size,
         )
+        self._graph_mode = graph_mode
         self._page_table: PageTable | None = None
+        self._latest = latest
         self._seen_losses = table.losses
         self._seen_shrinks = self._rows.num_shrinks()
         self._in_verify_window = False
@@ -197,16 +225,16 @@ class StepBase:
 
         With `may_touch`, an empty range may lie anywhere.
         """
-        for request, start, end in zip(self._requests, starts, ends, strict=True):
+        row = self._rows.first_bad_range(starts, ends, may_touch)
+        if row >= 0:
+            request, start, end = self._requests[row], int(starts[row]), int(ends[row])
             capacity = self._table.capacity(request)
-            if end < start or end > capacity:
-                raise ValueError(
-                    f"{verb} of request {request.request_id}: expected "
-                    f"0 <= from <= end <= capacity {capacity}, got [{start}, {end})"
-                )
-            shared_len = request.lease.shared_pages * self._table.page_size
-            if start < shared_len and not (may_touch and start == end):
-                raise self._read_only(verb, request, int(start))
+            if start <= end <= capacity:
+                raise self._read_only(verb, request, start)
+            raise ValueError(
+                f"{verb} of request {request.request_id}: expected "
+                f"0 <= from <= end <= capacity {capacity}, got [{start}, {end})"
+            )
         return self._rows.window(starts, ends - starts)
 
     def _read_only(self, verb: str, request: Request, position: int) -> ValueError:
@@ -224,8 +252,11 @@ class StepBase:
             self._storage.zero(self._storage.device.to_device(slots))
 
     def _seal(self, lengths: NDArray[np.int64]) -> bool:
-        for request, length in zip(self._requests, lengths, strict=True):
-            self._table.written.cap(request.row, int(length))
+        self._rows.cap(lengths)
+        graph = self._graph_mode.current
+        if graph is not None and graph.holds(self._rows):
+            in_place: bool = graph.buffers.seal(lengths)
+            return in_place
         if self._page_table is None:
             return False
         if self._page_table.bump(lengths):
@@ -239,7 +270,20 @@ class StepBase:
         return wanted
 
     def _build(self, lengths: NDArray[np.int64]) -> PageTable:
-        indptr, indices, last_page_len = self._rows.page_table(lengths)
-        scratch_page = self._table.num_pages
-        page_size, device = self._table.page_size, self._storage.device
-        return PageTable(indptr, indices, last_page_len, lengths, page_size, scratch_page, device)
+        indptr, last_page_len = self._rows.page_counts(lengths)
+        identity, same_pages = self._rows.identity(), self._latest.table
+        if not self._latest.lists(identity, indptr):
+            same_pages = None
+        indices = self._rows.page_ids(indptr) if same_pages is None else same_pages.indices_host
+        made = PageTable(
+            indptr,
+            indices,
+            last_page_len,
+            lengths,
+            self._table.page_size,
+            self._table.num_pages,
+            self._storage.device,
+            same_pages=same_pages,
+        )
+        self._latest.identity, self._latest.table = identity, made
+        return made

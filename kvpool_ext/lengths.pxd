@@ -1,0 +1,13 @@
+from libc.stdint cimport int32_t
+
+
+# Leading written lengths: a row per bound request, a column per layer.
+cdef class LengthTable:
+    cdef readonly Py_ssize_t num_columns
+    cdef int32_t *lengths          # [capacity, num_columns]
+    cdef Py_ssize_t capacity
+    cdef Py_ssize_t num_rows       # rows ever handed out
+    cdef list free_rows
+
+    cdef int32_t *row(self, Py_ssize_t row) noexcept nogil
+    cpdef void cap(self, Py_ssize_t row, Py_ssize_t length) noexcept
