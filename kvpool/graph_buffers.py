@@ -6,7 +6,7 @@ no pages, and what they write goes to the scratch page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,8 @@ class Filling:
         Positions that each row writes.
     may_put : bool
         Whether a put may use the write slots; not after `install`, which knows of no positions.
+    num_shrinks : int
+        How often the rows had given pages back: after one more, the table may list such a page.
     """
 
     rows: StepRows
@@ -73,6 +75,15 @@ class Filling:
     window: StepWindow | None
     window_len: int
     may_put: bool = True
+    num_shrinks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_shrinks = self.rows.num_shrinks()
+
+    @property
+    def has_its_pages(self) -> bool:
+        """Whether the rows still have every page that they had."""
+        return self.rows.all_live() and self.rows.num_shrinks() == self.num_shrinks
 
 
 class GraphBuffers:
@@ -167,9 +178,9 @@ class GraphBuffers:
         return False
 
     def restore(self, filling: Filling | None) -> None:
-        """Go back to what was there before; to nothing, if a row of it has ended."""
+        """Go back to what was there before; to nothing, if a row of it has lost pages."""
         self.filling = None
-        if filling is not None and filling.rows.all_live():
+        if filling is not None and filling.has_its_pages:
             self.fill(filling)
 
 

@@ -115,6 +115,10 @@ class StepInGraph(StepBase):
                 f"the {graph.name} was prepared for another step: call prepare after each "
                 "activate_step"
             )
+        if not buffers.filling.has_its_pages:
+            raise KVCacheStateError(
+                f"a row gave pages back since the {graph.name} was prepared: call prepare again"
+            )
         return buffers
 
     def _put_in_graph(self, graph: Any, layer: int, k: Any, v: Any, qo_indptr: Any) -> None:
