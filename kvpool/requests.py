@@ -98,7 +98,7 @@ class RequestTable:
             num_pages = self._pages(total_capacity)
             raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
         if reuse:
-            self.prefix_prompt_tokens += lease.known_len
+            self.prefix_prompt_tokens += lease.prompt_len
             self.prefix_match_tokens += lease.matched_pages * self.page_size
         return self._admit(lease)
 

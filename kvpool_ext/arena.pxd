@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
+from kvpool_ext.runs cimport TokenRuns
 from kvpool_ext.types cimport node_t, page_t, token_t
 
 
@@ -48,6 +49,7 @@ cdef class NodeArena:
     cdef node_t num_used           # nodes ever handed out
     cdef node_t first_free
     cdef readonly Py_ssize_t num_live
+    cdef TokenRuns runs            # where tokens and page ids of the nodes are
     cdef node_t *buckets
     cdef uint32_t bucket_mask
     cdef PriorityClass *classes

@@ -7,18 +7,23 @@ costs time and never a wrong page. Hashes have no random seed and no address in 
 Recency is an order, not a clock: one intrusive list a priority, the old end first. This file links and unlinks; which
 node is touched when, and why the old end is always a leaf, is `radix.pyx`'s part.
 """
+cimport cython
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
+from kvpool_ext.runs cimport TokenRuns
 from kvpool_ext.types cimport NO_NODE, node_t, token_t
 
 
+@cython.no_gc
 cdef class NodeArena:
     """Nodes, hash index and recency lists of one tree; used by `RadixCache` only."""
 
-    def __cinit__(self, Py_ssize_t page_size):
+    def __cinit__(self, Py_ssize_t page_size, Py_ssize_t num_tokens=0):
         self.page_size = page_size
+        # Tokens, the ids of their pages, and once more the ids for whoever holds the pages.
+        self.runs = TokenRuns(num_tokens + 2 * (num_tokens // page_size))
         self.first_free = NO_NODE
         self.class_capacity = 4
         self.classes = <PriorityClass *>malloc(self.class_capacity * sizeof(PriorityClass))
@@ -35,8 +40,8 @@ cdef class NodeArena:
     def __dealloc__(self):
         cdef node_t n
         for n in range(self.num_used):
-            free(self.nodes[n].tokens)
-            free(self.nodes[n].pages)
+            self.runs.give(self.nodes[n].tokens)
+            self.runs.give(self.nodes[n].pages)
         free(self.nodes)
         free(self.buckets)
         free(self.classes)
@@ -96,8 +101,8 @@ cdef class NodeArena:
     cdef void drop_node(self, node_t n) noexcept nogil:
         """Free an unlinked, unindexed node; its handles go stale."""
         cdef Node *node = &self.nodes[n]
-        free(node.tokens)
-        free(node.pages)
+        self.runs.give(node.tokens)
+        self.runs.give(node.pages)
         node.tokens = NULL
         node.pages = NULL
         node.generation += 1

@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint64_t
 
+from kvpool_ext.runs cimport TokenRuns
 from kvpool_ext.types cimport node_t, page_t, token_t
 
 
@@ -12,6 +13,7 @@ from kvpool_ext.types cimport node_t, page_t, token_t
 cdef class PageLease:
     cdef public object tag         # the caller's name for this lease, in errors and pictures
     cdef readonly int64_t serial   # no two leases of a process have the same
+    cdef TokenRuns runs            # where `page_ids` and `known` are
     cdef page_t *page_ids
     cdef readonly Py_ssize_t num_pages
     cdef readonly Py_ssize_t matched_pages
@@ -27,8 +29,9 @@ cdef class PageLease:
     cdef node_t node               # deepest locked node, NO_NODE where nothing is the tree's
     cdef token_t *known            # tokens from `matched_pages` on that bind or checkpoint told
     cdef readonly Py_ssize_t known_len      # tokens known from position 0 on
+    cdef readonly Py_ssize_t prompt_len     # tokens told at bind, 0 for a blank lease
     cdef list duplicates           # [(start, end)] in pages: private copies of what the tree has too
     cdef dict lineage              # leases that may share pages with this one, in order, or None
 
 
-cdef PageLease new_lease(Py_ssize_t num_pages)
+cdef PageLease new_lease(Py_ssize_t num_pages, TokenRuns runs)

@@ -16,5 +16,6 @@ class PageLease:
     extra_key: str | bytes | int | None
     priority: int
     known_len: int
+    prompt_len: int
     def pages(self) -> NDArray[np.int32]: ...
     def private_pages(self) -> NDArray[np.int32]: ...

@@ -1,23 +1,26 @@
 """PageLease: the pages of one holder, from bind to finish. Its intervals are drawn in `lease.pxd`."""
+cimport cython
 from libc.stdint cimport int64_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 import numpy as np
 
 cimport numpy as cnp
 
+from kvpool_ext.runs cimport TokenRuns
 from kvpool_ext.types cimport NO_NODE, page_t
 
 cnp.import_array()
 
 
+@cython.no_gc_clear  # the memory of its runs outlives it
 cdef class PageLease:
     """The pages that one holder has over one token sequence; made by `PageLedger` only."""
 
     def __dealloc__(self):
-        free(self.page_ids)
-        free(self.known)
+        if self.runs is not None:
+            self.runs.give(self.page_ids)
+            self.runs.give(self.known)
 
     def pages(self):
         """Page ids in order, a new int32 array ``[num_pages]``."""
@@ -36,10 +39,11 @@ cdef class PageLease:
 cdef int64_t num_leases = 0
 
 
-cdef PageLease new_lease(Py_ssize_t num_pages):
+cdef PageLease new_lease(Py_ssize_t num_pages, TokenRuns runs):
     global num_leases
     cdef PageLease lease = PageLease.__new__(PageLease)
-    lease.page_ids = <page_t *>malloc(max(1, num_pages) * sizeof(page_t))
+    lease.runs = runs
+    lease.page_ids = <page_t *>runs.take(num_pages)
     if lease.page_ids == NULL:
         raise MemoryError(f"no memory for {num_pages} page ids")
     num_leases += 1

@@ -8,7 +8,7 @@ Every verb that needs pages decides first and moves then: a refused one has chan
 Shortage is an answer (None or False, `needed_pages` says how many were wanted); bad input is an exception.
 """
 from libc.stdint cimport int32_t, int64_t
-from libc.stdlib cimport calloc, malloc, realloc
+from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
 import numpy as np
@@ -68,7 +68,7 @@ cdef class PageLedger(LedgerMoves):
         cdef int64_t rank_priority = checked_priority(priority)
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
         cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0)
-        cdef Py_ssize_t num_pages = self.pages_for(num_tokens, capacity), need, num_known
+        cdef Py_ssize_t num_pages = self.pages_for(num_tokens, capacity), need
         cdef PageLease lease
         cdef node_t n
         cdef Walk walk
@@ -77,18 +77,13 @@ cdef class PageLedger(LedgerMoves):
             walk = self.walk_prompt(key, data, num_tokens, reuse, NULL)
             self.needed_pages = num_pages - walk.num_pages
             return None
-        lease = new_lease(num_pages)
+        lease = new_lease(num_pages, self.tree.arena.runs)
         walk = self.walk_prompt(key, data, num_tokens, reuse, lease.page_ids)
         need = num_pages - walk.num_pages
         self.needed_pages = need
         if need > self.free_or_evictable() - walk.unlocked_pages:
             return None
-        lease.known_len = num_tokens
-        num_known = num_tokens - walk.num_pages * self.page_size
-        lease.known = <token_t *>malloc(num_known * sizeof(token_t))
-        if lease.known == NULL:
-            raise MemoryError(f"no memory for a prompt of {num_tokens} tokens")
-        memcpy(lease.known, data + walk.num_pages * self.page_size, num_known * sizeof(token_t))
+        lease.prompt_len = num_tokens
         lease.extra_key = key
         lease.priority = rank_priority
         lease.publishes = reuse
@@ -106,6 +101,13 @@ cdef class PageLedger(LedgerMoves):
         if lease.node != NO_NODE:
             self.tree.lock_path(lease.node, NO_NODE)
         self.claim(lease.page_ids + walk.num_pages, need)
+        # After the eviction, for its memory; and for all tokens to come, so that finish need not copy them. Without
+        # memory the lease only knows fewer tokens, and finish compares fewer.
+        lease.known_len = walk.num_pages * self.page_size
+        lease.known = lease.runs.take(need * self.page_size)
+        if lease.known != NULL:
+            memcpy(lease.known, data + lease.known_len, (num_tokens - lease.known_len) * sizeof(token_t))
+            lease.known_len = num_tokens
         self.verify()
         return lease
 
@@ -117,7 +119,7 @@ cdef class PageLedger(LedgerMoves):
         self.needed_pages = num_pages
         if num_pages > self.free_or_evictable():
             return None
-        lease = new_lease(num_pages)
+        lease = new_lease(num_pages, self.tree.arena.runs)
         lease.extra_key = key
         lease.publishes = publishes
         lease.epoch = self.tree.epoch
@@ -193,7 +195,7 @@ cdef class PageLedger(LedgerMoves):
             return True
         if need > self.free_or_evictable():
             return False
-        page_ids = <page_t *>realloc(lease.page_ids, num_pages * sizeof(page_t))
+        page_ids = <page_t *>lease.runs.resize(lease.page_ids, lease.num_pages, num_pages)
         if page_ids == NULL:
             raise MemoryError(f"no memory for {num_pages} page ids")
         lease.page_ids = page_ids
@@ -233,14 +235,15 @@ cdef class PageLedger(LedgerMoves):
             self.holders = <int32_t *>calloc(self.allocator.num_pages + 1, sizeof(int32_t))
             if self.holders == NULL:
                 raise MemoryError(f"no memory for the holders of {self.allocator.num_pages} pages")
-        child = new_lease(num_pages)
+        child = new_lease(num_pages, lease.runs)
         num_known = lease.known_len - lease.matched_pages * self.page_size
-        child.known = <token_t *>malloc(max(1, num_known) * sizeof(token_t))
+        child.known = lease.runs.take(num_known)
         if child.known == NULL:
             raise MemoryError(f"no memory for a prompt of {lease.known_len} tokens")
         memcpy(child.known, lease.known, num_known * sizeof(token_t))
         memcpy(child.page_ids, lease.page_ids, num_shared * sizeof(page_t))
         child.known_len = lease.known_len
+        child.prompt_len = lease.prompt_len
         child.matched_pages = lease.matched_pages
         child.tree_pages = lease.tree_pages
         child.entered_pages = num_shared
@@ -278,8 +281,6 @@ cdef class PageLedger(LedgerMoves):
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
         cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0), inserted, num_pages, num_known
-        cdef Py_ssize_t start = lease.matched_pages * self.page_size
-        cdef token_t *known
         cdef Walk walk
         self.tree.enter()
         self.check_live(lease)
@@ -290,19 +291,10 @@ cdef class PageLedger(LedgerMoves):
         if num_pages <= lease.tree_pages:
             self.raise_path(lease, num_pages)
             return 0
-        if num_pages * self.page_size > lease.known_len:
-            num_known = num_pages * self.page_size - start
-            known = <token_t *>realloc(lease.known, num_known * sizeof(token_t))
-            if known == NULL:
-                raise MemoryError(f"no memory for {num_tokens} tokens")
-            lease.known = known
-            memcpy(
-                known + (lease.known_len - start), data + lease.known_len,
-                (num_pages * self.page_size - lease.known_len) * sizeof(token_t),
-            )
-        inserted = self.publish(lease, data, num_pages, &walk)
-        if num_pages * self.page_size > lease.known_len:
-            lease.known_len = num_pages * self.page_size
+        num_known = max(num_pages * self.page_size, lease.known_len)
+        self.learn(lease, data, num_known)
+        inserted = self.publish(lease, data, num_pages, False, &walk)
+        lease.known_len = num_known
         if walk.num_pages > 0:
             if lease.duplicates is None:
                 lease.duplicates = []
@@ -334,7 +326,8 @@ cdef class PageLedger(LedgerMoves):
         if reuse and self.may_publish(lease) and num_pages <= tree_pages:
             self.raise_path(lease, num_pages)
         if reuse and self.may_publish(lease) and num_pages > tree_pages:
-            inserted = self.publish(lease, data, num_pages, &walk)
+            self.learn(lease, data, num_pages * self.page_size)
+            inserted = self.publish(lease, data, num_pages, True, &walk)
             cached = tree_pages + walk.num_pages
             self.drop_pages(lease, tree_pages, cached)
             self.drop_pages(lease, num_pages, lease.num_pages)

@@ -24,8 +24,9 @@ cdef class LedgerMoves:
     cdef int claim(self, page_t *out, Py_ssize_t num_pages) except -1
     cdef void drop_pages(self, PageLease lease, Py_ssize_t start, Py_ssize_t end) noexcept
     cdef int verify_tokens(self, PageLease lease, const token_t *tokens, Py_ssize_t num_tokens) except -1
+    cdef int learn(self, PageLease lease, const token_t *tokens, Py_ssize_t num_tokens) except -1
     cdef Py_ssize_t publish(
-        self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, Walk *walk
+        self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, bint ends, Walk *walk
     ) except -1
     cdef int raise_path(self, PageLease lease, Py_ssize_t num_pages) except -1
     cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil

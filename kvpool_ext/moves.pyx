@@ -4,7 +4,7 @@ Nothing here decides whether a call may go on; `ledger.pyx` does, before it move
 """
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 from kvpool_ext.arena cimport IS_ROOT, Node
 from kvpool_ext.lease cimport PageLease
@@ -24,7 +24,7 @@ cdef class LedgerMoves:
 
     def __cinit__(self, num_pages, page_size):
         self.allocator = PageAllocator(num_pages)
-        self.tree = RadixCache(page_size)
+        self.tree = RadixCache(page_size, "lru", num_pages)
         self.tree.allocator = self.allocator
         self.page_size = self.tree.page_size
         self.leases = set()
@@ -122,24 +122,47 @@ cdef class LedgerMoves:
     cdef bint may_publish(self, PageLease lease) noexcept:
         return lease.publishes and lease.epoch == self.tree.epoch
 
+    cdef int learn(self, PageLease lease, const token_t *tokens, Py_ssize_t num_tokens) except -1:
+        """Copy `tokens` up to `num_tokens` behind those that the lease knows; ``known_len`` is left to the caller."""
+        cdef Py_ssize_t matched_len = lease.matched_pages * self.page_size, known_len = lease.known_len
+        cdef token_t *known = lease.known
+        if num_tokens <= known_len:
+            return 0
+        if known == NULL:
+            known = lease.runs.take(num_tokens - matched_len)
+        elif not lease.runs.has_room(known, num_tokens - matched_len):
+            known = lease.runs.resize(known, known_len - matched_len, num_tokens - matched_len)
+        if known == NULL:
+            raise MemoryError(f"no memory for {num_tokens} tokens")
+        lease.known = known
+        memcpy(known + (known_len - matched_len), tokens + known_len, (num_tokens - known_len) * sizeof(token_t))
+        return 0
+
     cdef Py_ssize_t publish(
-        self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, Walk *walk
+        self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, bint ends, Walk *walk
     ) except -1:
         """Grow the tree from the lease's node to `num_pages`; returns the pages that were new.
 
+        The lease knows all of `tokens`. If it `ends` with this, its own copy of them becomes the tree's where it can.
         ``walk.num_pages`` says how many pages beyond ``tree_pages`` were cached already (duplicates of the lease's
         own), ``walk.node`` becomes the deepest node. The walk starts at the handle: what bind matched is not compared
         again.
         """
         cdef Py_ssize_t start = lease.tree_pages, cached, i
         cdef node_t root = lease.node
+        cdef token_t **own_run = NULL
         if root == NO_NODE:
             root = self.tree.ensure_root(lease.extra_key)
         walk[0] = self.tree.walk(root, tokens + start * self.page_size, num_pages - start, NULL)
         cached = start + walk.num_pages
+        if ends and cached == lease.matched_pages:
+            own_run = &lease.known
         walk.node = self.tree.attach(
-            walk, tokens + cached * self.page_size, lease.page_ids + cached, num_pages - cached, lease.priority
+            walk, tokens + cached * self.page_size, lease.page_ids + cached, num_pages - cached, lease.priority,
+            own_run,
         )
+        if lease.known == NULL:
+            lease.known_len = lease.matched_pages * self.page_size
         if lease.lineage is not None:
             # A copy: an allocation may run the collector, and with it a caller's clean-up.
             for other in list(lease.lineage):
@@ -206,6 +229,10 @@ cdef class LedgerMoves:
             lease.lineage = None
         self.leases.discard(lease)
         lease.live = False
+        # Now, not with the object, which a step may keep.
+        lease.runs.give(lease.known)
+        lease.known = NULL
+        lease.known_len = lease.matched_pages * self.page_size
         return 0
 
 

@@ -31,6 +31,9 @@ cdef class RadixCache(RadixTree):
         Tokens per page.
     eviction : str
         ``"lru"``: the least recently used page of the lowest priority goes first.
+    num_pages : int
+        Pages that it will hold at most, for whose tokens memory is touched at once. More is legal;
+        0, the default, takes memory as the tree grows.
     """
 
     # ---- verbs, in the order a prompt meets them
@@ -140,7 +143,7 @@ cdef class RadixCache(RadixTree):
                 walk.node = self.ensure_root(key)
             n = self.attach(
                 &walk, data + walk.num_pages * self.page_size, page_data + walk.num_pages,
-                num_pages - walk.num_pages, rank_priority,
+                num_pages - walk.num_pages, rank_priority, NULL,
             )
         except MemoryError:
             if self.allocator is not None:
@@ -259,8 +262,23 @@ cdef class RadixCache(RadixTree):
         """The tree as indented text, one node a line."""
         return format_tree(self.nodes(), self.page_size)
 
+    def memory(self):
+        """Bytes that the tree has for tokens and page ids, as a dict.
+
+        ``slab_bytes`` were touched when it was made; ``runs_in_use_bytes`` of them, and of ``outside_bytes`` beside
+        them, hold something: on a pool also for bound requests. ``node_bytes``: headers and hash index.
+        """
+        runs = self.arena.runs
+        return {
+            "slab_bytes": runs.slab_bytes,
+            "outside_bytes": runs.bytes_outside,
+            "runs_in_use_bytes": runs.slab_bytes_in_use + runs.bytes_outside,
+            "node_bytes": self.arena.capacity * (sizeof(Node) + sizeof(node_t)),
+        }
+
     def check(self):
         """Verify (I1) to (I6) over the whole tree, O(pages); RuntimeError says what is out of sync."""
+        self.arena.runs.check()
         check_tree(self._snapshot())
 
     def _paths(self):

@@ -3,11 +3,10 @@
 A slot is ``page * page_size + offset``; a position is an index into one holder's tokens. Layers are only columns of a
 length table here, and memory is only slots.
 """
+cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
-
-cimport numpy as cnp
 
 from kvpool_ext.lease cimport PageLease
 from kvpool_ext.lengths cimport LengthTable

@@ -1,6 +1,6 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from kvpool_ext.arena cimport NodeArena
+from kvpool_ext.arena cimport Node, NodeArena
 from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.types cimport node_t, page_t, token_t
 
@@ -39,7 +39,8 @@ cdef class RadixTree:
     cdef bint ends_inside(self, Walk *walk) noexcept nogil
     cdef node_t split(self, node_t n, Py_ssize_t num_upper) except? -2
     cdef node_t attach(
-        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority
+        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority,
+        token_t **own_run
     ) except? -2
     cdef void touch(self, node_t n, int32_t rank) noexcept nogil
     cdef void lock_path(self, node_t n, node_t stop) noexcept nogil
@@ -50,6 +51,7 @@ cdef class RadixTree:
     cdef int drop_pending_roots(self) except -1
     cdef bint holds_pages(self, node_t n) noexcept
     cdef int free_orphans(self) except -1
+    cdef void trim_runs(self, Node *node) noexcept nogil
 
 
 cdef object namespace_key(object extra_key)

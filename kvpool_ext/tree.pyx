@@ -15,7 +15,6 @@ the unmatched rest of a split keeps its old place. The tree allocates no page, k
 not thread-safe (a second entry is refused). No verb recurses: a tree may be 100,000 nodes deep.
 """
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
-from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove
 
 import operator
@@ -86,7 +85,7 @@ cdef int64_t checked_priority(object priority) except? -1:
 cdef class RadixTree:
     """Walk, split, attach, touch, lock and evict; `RadixCache` adds the verbs that callers see."""
 
-    def __cinit__(self, page_size=1, eviction="lru"):
+    def __cinit__(self, page_size=1, eviction="lru", Py_ssize_t num_pages=0):
         if isinstance(page_size, bool) or not isinstance(page_size, (int, np.integer)):
             raise TypeError(f"page_size must be an int, got {type(page_size).__name__}")
         if not 1 <= page_size <= 1 << 20:
@@ -95,7 +94,8 @@ cdef class RadixTree:
             raise ValueError(f"eviction must be 'lru', got {eviction!r}")
         self.page_size = page_size
         self.eviction = eviction
-        self.arena = NodeArena(page_size)
+        # `num_pages`: what a pool knows, a tree on its own does not.
+        self.arena = NodeArena(page_size, num_pages * page_size)
         self.user_locks = {}
         self.pending_root = NO_NODE
         self.default_root = self.arena.new_node()
@@ -170,21 +170,21 @@ cdef class RadixTree:
         The lower half keeps the node, so every handle still means the same prefix and no child is rewritten.
         """
         cdef Py_ssize_t page_size = self.page_size, num_lower
-        cdef token_t *tokens = <token_t *>malloc(num_upper * page_size * sizeof(token_t))
-        cdef page_t *pages = <page_t *>malloc(num_upper * sizeof(page_t))
         cdef NodeArena arena = self.arena
+        cdef token_t *tokens = arena.runs.take(num_upper * page_size)
+        cdef page_t *pages = <page_t *>arena.runs.take(num_upper)
         cdef Node *low
         cdef Node *up
         cdef node_t upper
         if tokens == NULL or pages == NULL:
-            free(tokens)
-            free(pages)
+            arena.runs.give(tokens)
+            arena.runs.give(pages)
             raise MemoryError(f"no memory to split a node after {num_upper} pages")
         try:
             arena.reserve(1)
         except MemoryError:
-            free(tokens)
-            free(pages)
+            arena.runs.give(tokens)
+            arena.runs.give(pages)
             raise
         arena.unindex_node(n)
         upper = arena.new_node()
@@ -206,7 +206,7 @@ cdef class RadixTree:
         low.parent = upper
         low.num_pages = <int32_t>num_lower
         low.key_hash = arena.hash_page(upper, low.tokens)
-        shrink_runs(low, page_size)
+        self.trim_runs(low)
         arena.index_node(upper)
         arena.index_node(n)
         if low.flags & IS_LINKED:
@@ -214,11 +214,13 @@ cdef class RadixTree:
         return upper
 
     cdef node_t attach(
-        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority
+        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority,
+        token_t **own_run
     ) except? -2:
         """Grow the tree where `walk` ended by `num_new` pages and touch the path; returns its deepest node.
 
-        A MemoryError leaves the tree as it was, but for a split that changes no answer.
+        With `own_run`, a run that holds exactly these tokens (and more) already, it becomes the tree's and is set to
+        NULL: no copy. A MemoryError leaves the tree as it was, but for a split that changes no answer.
         """
         cdef NodeArena arena = self.arena
         cdef node_t n = walk.node, leaf
@@ -228,28 +230,35 @@ cdef class RadixTree:
         cdef Node *node
         arena.reserve(2)
         if num_new > 0:
-            token_run = <token_t *>malloc(num_new * self.page_size * sizeof(token_t))
-            page_run = <page_t *>malloc(num_new * sizeof(page_t))
-            if token_run == NULL or page_run == NULL:
-                free(token_run)
-                free(page_run)
+            if own_run == NULL:
+                token_run = arena.runs.take(num_new * self.page_size)
+            page_run = <page_t *>arena.runs.take(num_new)
+            if page_run == NULL or (token_run == NULL and own_run == NULL):
+                arena.runs.give(token_run)
+                arena.runs.give(page_run)
                 raise MemoryError(f"no memory to cache {num_new} pages")
         if self.ends_inside(walk):
             try:
                 n = self.split(n, walk.node_pages)
             except MemoryError:
-                free(token_run)
-                free(page_run)
+                arena.runs.give(token_run)
+                arena.runs.give(page_run)
                 raise
         if num_new > 0:
             leaf = arena.new_node()
             node = &arena.nodes[leaf]
-            memcpy(token_run, tokens, num_new * self.page_size * sizeof(token_t))
+            if own_run == NULL:
+                memcpy(token_run, tokens, num_new * self.page_size * sizeof(token_t))
+            else:
+                token_run = own_run[0]
+                own_run[0] = NULL
             memcpy(page_run, pages, num_new * sizeof(page_t))
             node.tokens = token_run
             node.pages = page_run
             node.parent = n
             node.num_pages = <int32_t>num_new
+            if own_run != NULL:
+                self.trim_runs(node)
             node.key_hash = arena.hash_page(n, token_run)
             arena.nodes[n].num_children += 1
             arena.join_class(leaf, rank)
@@ -331,9 +340,8 @@ cdef class RadixTree:
                 self.orphan_pages -= count
             if node.num_pages == 0:
                 self.remove_leaf(n)
-            elif node.num_pages & (node.num_pages - 1) == 0:
-                # Memory follows the tail at powers of two only, so that page by page stays O(1).
-                shrink_runs(node, self.page_size)
+            else:
+                self.trim_runs(node)
         self.evictable_pages -= done
         return done
 
@@ -411,14 +419,15 @@ cdef class RadixTree:
     cdef bint holds_pages(self, node_t n) noexcept:
         return self.arena.nodes[n].generation & 1 and not self.arena.nodes[n].flags & IS_ROOT
 
-
-cdef void shrink_runs(Node *node, Py_ssize_t page_size) noexcept nogil:
-    """Give back the memory behind a node's last page; a refused realloc keeps the larger run."""
-    cdef token_t *tokens = <token_t *>realloc(
-        node.tokens, <size_t>node.num_pages * page_size * sizeof(token_t)
-    )
-    cdef page_t *pages = <page_t *>realloc(node.pages, <size_t>node.num_pages * sizeof(page_t))
-    if tokens != NULL:
-        node.tokens = tokens
-    if pages != NULL:
-        node.pages = pages
+    cdef void trim_runs(self, Node *node) noexcept nogil:
+        """Give back the memory behind a node's last page; O(1) in the slab, where it never moves a run."""
+        cdef Py_ssize_t n = node.num_pages, num_tokens = n * self.page_size
+        cdef token_t *tokens
+        cdef page_t *pages
+        # Outside of the slab only at powers of two, so that page by page stays O(1) there too.
+        if n & (n - 1) == 0 or self.arena.runs.is_inside(node.tokens):
+            tokens = self.arena.runs.resize(node.tokens, num_tokens, num_tokens)
+            node.tokens = tokens if tokens != NULL else node.tokens
+        if n & (n - 1) == 0 or self.arena.runs.is_inside(node.pages):
+            pages = <page_t *>self.arena.runs.resize(<token_t *>node.pages, n, n)
+            node.pages = pages if pages != NULL else node.pages

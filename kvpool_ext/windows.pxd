@@ -1,6 +1,5 @@
-from libc.stdint cimport int64_t
-
 cimport numpy as cnp
+from libc.stdint cimport int64_t
 
 
 # Positions [starts[b], ends[b]) of each row of a step; offsets is their CSR.

@@ -1,0 +1,6 @@
+class TokenRuns:
+    slab_bytes: int
+    slab_bytes_in_use: int
+    bytes_outside: int
+    def __init__(self, num_tokens: int = 0) -> None: ...
+    def check(self) -> None: ...
