@@ -153,11 +153,13 @@ class GraphBuffers:
         table.lengths_host[n:] = 0
         table.num_rows = n
         table.version += 1
+        window = filling.window
         self._page_map.refresh(
             rows,
             filling.lengths,
-            filling.window,
+            None if window is None else window.start_positions(),
             filling.window_len,
+            self.bucket,
             self._scratch_slot,
             table.indptr,
             table.indices,

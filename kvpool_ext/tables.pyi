@@ -44,7 +44,7 @@ class StepRows:
     def slot_indices(self, length: int, entered_only: bool) -> NDArray[np.int64]: ...
     def fill_slots(
         self,
-        window: StepWindow | None,
+        starts: NDArray[np.int64] | None,
         window_len: int,
         scratch_slot: int,
         slots: NDArray[np.int64],

@@ -279,13 +279,13 @@ cdef class StepRows:
             slots += length
         return out
 
-    def fill_slots(self, StepWindow window, Py_ssize_t window_len, int64_t scratch_slot, slots):
-        """Fill int64 `slots` ``[bucket, window_len]``: those of the window, and scratch for all other rows.
+    def fill_slots(self, starts, Py_ssize_t window_len, int64_t scratch_slot, slots):
+        """Fill int64 `slots` ``[bucket, window_len]``: those of the rows' windows, and scratch for all other rows.
 
         Parameters
         ----------
-        window : StepWindow or None
-            Positions, `window_len` of each row; None sends every row to scratch.
+        starts : ndarray or None
+            int64 ``[batch]``, first position of each row; capacity was checked. None sends every row to scratch.
         window_len : int
             Positions of each row.
         scratch_slot : int
@@ -295,10 +295,14 @@ cdef class StepRows:
         """
         cdef cnp.ndarray out = slots
         cdef int64_t *slot = <int64_t *>cnp.PyArray_DATA(out)
-        cdef Py_ssize_t b, i, n = self.batch_size if window is not None else 0
+        cdef Py_ssize_t b, i, n = 0
+        cdef const int64_t *start = NULL
+        if starts is not None:
+            n = self.batch_size
+            start = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>starts)
         for b in range(n):
             write_slots(
-                (<PageLease>self.lease_ptrs[b]).page_ids, window.starts[b], window.ends[b], self.page_size,
+                (<PageLease>self.lease_ptrs[b]).page_ids, start[b], start[b] + window_len, self.page_size,
                 slot + b * window_len,
             )
         for i in range(n * window_len, cnp.PyArray_SIZE(out)):

@@ -18,7 +18,7 @@ LEVELS = {
     "kvpool.dtypes": 1,
     "kvpool.layout": 2,
     "kvpool.device": 2,
-    "kvpool_ext": 3,
+    "kvpool_ext": 2,
     "kvpool.kernels": 3,
     "kvpool.budget": 3,
     "kvpool.storage": 4,

@@ -138,3 +138,6 @@ def specs_for(stored: str, hardware: bool) -> Iterator[kernels.KernelSpec]:
             if width >= ITEMSIZES[stored]:
                 yield kernels.zero(slot_bytes, width)
                 yield kernels.copy_slots(slot_bytes, width)
+    # What the buffers of graphs are filled with.
+    yield kernels.map_pages()
+    yield kernels.page_table(8)

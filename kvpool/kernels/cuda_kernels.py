@@ -40,6 +40,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "gather_fp8": (*_ROWS, *_CACHE, *_SLOTS, "k_scale", "v_scale"),
     "zero": (*_CACHES, *_SLOTS),
     "copy_slots": (*_CACHES, "source_slots", "target_slots", "num_rows", "num_slots", "units"),
+    "map_pages": ("runs", "ints", "page_map", "map_stride"),
     "page_table": (
         *("rows", "lengths", "starts", "batch_size"),
         *("page_map", "map_stride", "page_size", "window", "scratch_slot"),
@@ -145,6 +146,12 @@ def copy_slots(slot_bytes: int, width: int) -> KernelSpec:
 
 
 @functools.cache
+def map_pages() -> KernelSpec:
+    """Runs of page ids into the page map. Grid: the runs; block: `cuda_tables.THREADS`."""
+    return _spec("map_pages", "int32", cuda_tables.make_map_pages())
+
+
+@functools.cache
 def page_table(slot_bytes: int) -> KernelSpec:
     """Page table and write slots of a batch. Grid: its rows; block: `cuda_tables.THREADS`."""
     return _spec("page_table", f"slots{8 * slot_bytes}", cuda_tables.make_page_table(slot_bytes))
@@ -156,6 +163,7 @@ def _how(hardware: bool) -> str:
 
 def all_specs(hardware: bool, slot_bytes: tuple[int, ...] = SLOT_BYTES) -> Iterator[KernelSpec]:
     """Yield every variant, with FP8 by the hardware or by integers."""
+    yield map_pages()
     for width in slot_bytes:
         seen = set()
         for rows in DTYPES:

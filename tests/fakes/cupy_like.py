@@ -4,6 +4,7 @@
 arrays unless asked with ``get()``, and its functions refuse NumPy arrays, so code that confuses
 host and device fails here as it would on a GPU. Addresses are those of host memory, which is what
 kernels under numba's simulator read and write. There are two devices, which share it.
+Streams and uploads are those of `tests.fakes.cupy_streams`.
 """
 
 from __future__ import annotations
@@ -15,29 +16,10 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
+from tests.fakes import cupy_streams as streams
+from tests.fakes.cupy_streams import CUDARuntimeError, State, forbid_in_capture
+
 NUM_DEVICES = 2
-
-
-class CUDARuntimeError(RuntimeError):
-    """What CuPy raises for an error of the CUDA runtime."""
-
-
-class State:
-    """What the calling thread would see of the devices."""
-
-    device = 0
-    stream = 0
-    capturing = False
-    free, total = 6 * 2**30, 8 * 2**30
-    emptied = 0
-    events: list = []  # noqa: RUF012  what was done that a capture forbids
-
-
-def forbid_in_capture(what):
-    """Remember an allocation or an upload during capture, and fail as a driver would."""
-    if State.capturing:
-        State.events.append(what)
-        raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what}")
 
 
 class Memory:
@@ -245,6 +227,7 @@ def _delegate(name):
 
 def module():
     """A module that can stand for ``cupy``."""
+    streams.forget_uploads()
     made = ModuleType("cupy")
     made.__version__ = "14.0.0 (fake)"
     made.ndarray = ndarray
@@ -258,7 +241,9 @@ def module():
         memory=SimpleNamespace(
             UnownedMemory=lambda ptr, size, owner, device_id: Memory(owner, device_id, ptr, size)
         ),
-        get_current_stream=lambda index=None: SimpleNamespace(ptr=State.stream),
+        get_current_stream=lambda index=None: streams.Stream(State.stream),
+        Event=streams.Event,
+        alloc_pinned_memory=streams.alloc_pinned_memory,
         runtime=SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
             getDevice=lambda: State.device,
@@ -266,6 +251,8 @@ def module():
             getDeviceCount=lambda: NUM_DEVICES,
             memGetInfo=lambda: (State.free, State.total),
             streamIsCapturing=lambda stream: State.capturing,
+            memcpyAsync=streams.memcpy_async,
+            memcpyHostToDevice=1,
         ),
     )
     made.__getattr__ = _delegate

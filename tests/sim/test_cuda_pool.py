@@ -102,7 +102,7 @@ def test_flow_equals_the_cpu_pool(cupy, make_pool, dtype, source):
     tables = [step.page_table([6, 4]) for step in steps]
     for name in ("indptr", "indices", "last_page_len"):
         same(*(getattr(table, name) for table in tables))
-        same(tables[1].__dict__[name], tables[1].__dict__[f"{name}_host"])
+        same(getattr(tables[1], name), getattr(tables[1], f"{name}_host"))
     same(*(table.block_table(3) for table in tables))
     q = rows((2, 4, 8), 5, source)
     a, b = (

@@ -62,5 +62,5 @@ def test_page_table_kernel_equals_the_table_of_the_step(cupy):
             assert tables["indices"].get()[:num_pages].tolist() == table.indices_host.tolist()
             assert tables["last"].get().tolist() == [*table.last_page_len_host.tolist(), 0]
             expected = step.window_slot_indices([n - 1 for n in lengths], 1).get().tolist()
-            # The padded row writes to the scratch page.
-            assert tables["slots"].get().tolist() == [*expected, 256]
+            # The padded row writes to the scratch page: element 3 to its slot 3.
+            assert tables["slots"].get().tolist() == [*expected, 256 + 3]
