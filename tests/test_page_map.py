@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kvpool_ext.ledger import PageLedger
-from kvpool_ext.page_map import PageMapRows
 from kvpool_ext.lengths import LengthTable
+from kvpool_ext.page_map import PageMapRows
 from kvpool_ext.tables import StepRows
 
 PAGE_SIZE = 3

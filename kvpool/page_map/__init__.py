@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from kvpool.device import Device
 from kvpool_ext.tables import StepRows
 
-
 _MODULE_BY_KIND = {"cpu": __name__, "cuda": "kvpool.kernels.cuda_page_map"}
 
 
