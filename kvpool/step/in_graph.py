@@ -25,6 +25,7 @@ class StepInGraph(StepBase):
         """Fill the graph's buffers for this step and declare its writes; see `Graph.prepare`."""
         self._enter()
         try:
+            self._storage.device.check_upload()
             lengths, window = self._positions(cache_len, start_pos, window_len)
             buffers: GraphBuffers = graph.buffers_for(self._rows, lengths, window_len)
             fresh = self._rows.entering(window)
@@ -48,6 +49,7 @@ class StepInGraph(StepBase):
                     f"prefetch for a batch of {batch}: the active step has {self.batch_size} rows "
                     f"in a bucket of {graph.bucket(self.batch_size)}"
                 )
+            self._storage.device.check_upload()
             lengths, _ = self._positions(cache_len, start_pos, 1)
             buffers: GraphBuffers = graph.buffers_for(self._rows, lengths, 1)
             before = buffers.filling
@@ -60,6 +62,7 @@ class StepInGraph(StepBase):
         """Make the graph's `table` this step's, at a length, until positions are known."""
         self._enter()
         try:
+            self._storage.device.check_upload()
             lengths = self._lengths(uniform_len)
             buffers: GraphBuffers = graph.buffers_for(self._rows, lengths, 1)
             if buffers.table is not table:
