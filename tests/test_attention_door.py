@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kvpool import KVCacheStateError
 from kvpool.attention import PagedAttention, paged_attention
 
 HEADS, DIM, Q_HEADS = 2, 8, 4
@@ -96,3 +97,77 @@ def test_integer_queries_and_foreign_tables_raise(pool, make_pool, rng):
     other = make_pool(2, 64, HEADS, DIM, page_size=8)
     with pytest.raises(ValueError, match="page_size 4, the pool 8"):
         PagedAttention(other, table)
+
+
+# ---- an object that is held
+
+
+def test_held_object_follows_a_table_that_changes_in_place(pool, rng):
+    bind_written(pool, rng, 11)
+    step = pool.step
+    table = step.page_table(11)
+    q = rng.standard_normal((1, Q_HEADS, DIM), dtype=np.float32)
+    attention = PagedAttention(pool, table)
+    assert attention.backend == "numba"
+    attention.run(0, q)
+    assert step.seal_length(10)  # the same pages, one position less
+    assert table.lengths_host.tolist() == [10]
+    fresh = paged_attention(q, pool, 0, step.build_page_table(10))
+    np.testing.assert_array_equal(attention.run(0, q), fresh)
+
+
+def test_held_object_takes_queries_of_another_kind(pool, rng):
+    bind_written(pool, rng, 9)
+    attention = PagedAttention(pool, pool.step.page_table(9))
+    for heads, dtype in ((4, np.float32), (2, np.float32), (2, np.float16)):
+        q = rng.standard_normal((1, heads, DIM)).astype(dtype)
+        found = attention.run(0, q)
+        assert (found.shape, found.dtype) == (q.shape, q.dtype)
+    with pytest.raises(ValueError, match=r"\[1, num_q_heads, 8\]"):
+        attention.run(0, q[0])
+    np.testing.assert_array_equal(attention.run(0, q), found)
+
+
+def test_plan_ahead_checks_what_run_would(pool, rng):
+    bind_written(pool, rng, 9)
+    attention = PagedAttention(pool, pool.step.page_table(9))
+    with pytest.raises(ValueError, match="the first plan needs num_q_heads and q_dtype"):
+        attention.plan()
+    with pytest.raises(ValueError, match="3 heads, no multiple of 2 KV heads"):
+        attention.plan(3, "float32")
+    attention.plan(Q_HEADS, "float32")
+    attention.plan()
+    q = rng.standard_normal((1, Q_HEADS, DIM), dtype=np.float32)
+    np.testing.assert_array_equal(
+        attention.run(1, q), paged_attention(q, pool, 1, pool.step.page_table(9))
+    )
+
+
+def test_more_queries_than_positions_raise_with_a_causal_mask_only(pool, rng):
+    bind_written(pool, rng, 2)
+    table = pool.step.page_table(2)
+    q = rng.standard_normal((3, Q_HEADS, DIM), dtype=np.float32)
+    with pytest.raises(ValueError, match="row 0 has 3 queries over 2 positions"):
+        PagedAttention(pool, table, qo_indptr=[0, 3])
+    assert paged_attention(q, pool, 0, table, qo_indptr=[0, 3], causal=False).shape == q.shape
+
+
+def test_closed_pool_attends_no_more(pool, rng):
+    bind_written(pool, rng, 9)
+    q = np.zeros((1, Q_HEADS, DIM), np.float32)
+    attention = PagedAttention(pool, pool.step.page_table(9))
+    attention.run(0, q)
+    pool.close()
+    with pytest.raises(KVCacheStateError, match="the pool is closed"):
+        attention.run(0, q)
+
+
+def test_queries_that_only_speak_dlpack_are_read(pool, rng):
+    class Foreign:
+        def __init__(self, array):
+            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+    bind_written(pool, rng, 9)
+    q = rng.standard_normal((1, Q_HEADS, DIM), dtype=np.float32)
+    attention = PagedAttention(pool, pool.step.page_table(9))
+    np.testing.assert_array_equal(attention.run(0, Foreign(q)), attention.run(0, q))

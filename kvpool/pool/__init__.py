@@ -13,6 +13,7 @@ from kvpool.layout import KVCacheLayout
 from kvpool.pool.binds import PoolBinds
 from kvpool.pool.core import DEFAULT_PAGE_SIZE, ClosedTable
 from kvpool.pool.graphs import PoolGraphs
+from kvpool.pool.guests import PoolGuests
 from kvpool.pool.pages import PoolPages
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable
@@ -20,7 +21,7 @@ from kvpool.step import LatestTable
 __all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
 
 
-class KVCachePool(PoolBinds, PoolGraphs, PoolPages):
+class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages):
     """K and V of a model in pages, shared between requests through a radix tree.
 
     The pool is static: its buffers are allocated once, binds claim pages of them and never grow
@@ -213,6 +214,7 @@ class KVCachePool(PoolBinds, PoolGraphs, PoolPages):
         self._latest_table = LatestTable()
         self._graphs.clear()
         self._graph_wiring = None
+        self._guests.clear()
 
     @property
     def closed(self) -> bool:

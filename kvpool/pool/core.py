@@ -214,14 +214,6 @@ class PoolCore:
         """The FP8 format of the stored bytes by its dtype's name, None where nothing is FP8."""
         return self._dtype.fp8_format
 
-    def warm_up(self) -> None:
-        """Compile all kernels that the pool can need, for rows of every dtype.
-
-        Compiling is forbidden in a graph capture, and takes a second on a first run: call this
-        before either matters. Code is kept on disk, so that later processes only load it.
-        """
-        self._open_storage().warm_up()
-
     @property
     def free_pages(self) -> int:
         """Pages that nobody holds."""
@@ -239,11 +231,6 @@ class PoolCore:
         On a pool, `insert` takes only pages from `alloc`, and `evict` hands out pages for `free`.
         """
         return self._requests.ledger.tree
-
-    @property
-    def flashinfer_workspace(self) -> None:
-        """Workspace of FlashInfer, None where it is absent: it has no kernels for a CPU pool."""
-        return None
 
     # ---- page arithmetic of the reference class
 
