@@ -98,3 +98,11 @@ def test_failed_upload_is_followed_by_a_good_one(ring):
     ring.host(3)
     ring.host(2)[:] = 5
     assert upload(ring, [1, 2, 3]) == [1, 2, 3]
+
+
+def test_ring_that_goes_waits_for_what_is_in_flight(ring):
+    upload(ring, [1, 2, 3])
+    assert len(State.flights) == 1
+    ring.__del__()
+    # Its pinned memory may be anybody's from here on.
+    assert State.flights == []

@@ -13,6 +13,7 @@ between `send` and `release`. Where CuPy's current stream changes, the new one w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class UploadRing:
         self._stream: Any = None
         self._next = 0
         self._num_ints = 0
+
+    def __del__(self) -> None:
+        # A buffer goes back to CuPy's pool, and to who asks next: not while the device reads it.
+        # At the end of a process the driver may be gone first.
+        with suppress(Exception):
+            self.wait()
 
     def check(self) -> None:
         """KVCacheStateError in a graph capture, where nothing can be uploaded."""
