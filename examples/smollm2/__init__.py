@@ -6,6 +6,7 @@ public names, so the files here are also the shortest answer to "how do I use th
 - ``weights``, ``tokenizer``: what the GGUF file holds;
 - ``model``: the forward pass, written against an array namespace;
 - ``reference``: the same mathematics in float64 without any cache, to test against;
-- ``sampling``, ``serving``: from logits to answers, many requests at once;
+- ``sampling``, ``generation``, ``serving``: from logits to answers, many requests at once;
+- ``drafting``, ``windows``: guessed tokens, and the pass that verifies them;
 - ``workload``, ``demo``: chat requests from a file, and what the program prints.
 """

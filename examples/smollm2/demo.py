@@ -1,4 +1,4 @@
-"""The command line: serve chat requests on a kvpool, with and without prefix reuse."""
+"""The command line: serve chat requests on a kvpool, with and without reuse or speculation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from examples.smollm2 import report
+from examples.smollm2.generation import Generation
 from examples.smollm2.model import Llama
-from examples.smollm2.serving import Engine, Generation
+from examples.smollm2.serving import Engine
 from examples.smollm2.tokenizer import ChatTokenizer
 from examples.smollm2.weights import (
     LlamaConfig,
@@ -26,6 +27,8 @@ from examples.smollm2.workload import ChatRequest, load_requests, play
 from kvpool import KVCachePool
 
 DEFAULT_REQUESTS = Path(__file__).with_name("requests.json")
+# Speculation gains where answers quote: here the follow-up turns ask for it.
+QUOTING_REQUESTS = Path(__file__).with_name("requests_quoting.json")
 # The default pool: enough that no default request ever waits, 360 MiB in float32.
 DEFAULT_POOL_TOKENS = 8192
 MAX_BATCH_SIZE = 16
@@ -119,6 +122,7 @@ def serve_pass(
     pool: KVCachePool,
     display: Display,
     title: str,
+    speculate: int = 0,
 ) -> report.Pass:
     """Serve all requests on a fresh pool, check it, and return the record."""
     engine = Engine(
@@ -126,6 +130,7 @@ def serve_pass(
         pool,
         eos_token=tokenizer.eos_token,
         max_batch_size=MAX_BATCH_SIZE,
+        speculate=speculate,
         observer=display.observer(title, len(requests)),
     )
     started = time.perf_counter()
@@ -136,9 +141,11 @@ def serve_pass(
         title=title,
         dtype=pool.dtype,
         reuse=pool.prefix_reuse_enabled,
+        speculate=speculate,
         num_pages=pool.num_pages,
         peak_pages=engine.peak_pages,
         seconds=seconds,
+        num_steps=engine.num_steps,
         generations=generations,
         stats=pool.stats(),
     )
@@ -160,8 +167,14 @@ def main(
         ),
     ] = None,
     requests: Annotated[
-        Path, typer.Option(help="A JSON file of chat requests.", exists=True, dir_okay=False)
-    ] = DEFAULT_REQUESTS,
+        Path | None,
+        typer.Option(
+            help="A JSON file of chat requests. Default: requests.json beside this program, and "
+            "requests_quoting.json with --speculate.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     pages: Annotated[
         int | None,
         typer.Option(min=1, help="Pages in the pool; when they run short, requests queue."),
@@ -171,6 +184,14 @@ def main(
     device: Annotated[
         str, typer.Option(help="Where the pool lives: cpu, cuda or cuda:1.")
     ] = "cpu",
+    speculate: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Serve with up to so many draft tokens a row and step, and without; compare.",
+        ),
+    ] = 0,
     prompt: Annotated[
         str | None, typer.Option(help="Answer this question of yours, and nothing else.")
     ] = None,
@@ -181,6 +202,8 @@ def main(
 ) -> None:
     """Serve SmolLM2-135M-Instruct with kvpool: shared prefixes are computed once."""
     console = Console()
+    if requests is None:
+        requests = QUOTING_REQUESTS if speculate else DEFAULT_REQUESTS
     try:
         chat = load_requests(requests, max_tokens=max_tokens, temperature=temperature)
         if prompt is not None:
@@ -217,20 +240,27 @@ def main(
     done: list[report.Pass] = []
     with Display(console) as display:
 
-        def serve(title: str, with_reuse: bool, in_pages: int) -> None:
+        def serve(
+            title: str,
+            with_reuse: bool = reuse is not False,
+            in_pages: int = num_pages,
+            draft_len: int = speculate,
+        ) -> None:
             with make_pool(config, in_pages, page_size, dtype.value, device) as pool:
                 pool.prefix_reuse_enabled = with_reuse
-                done.append(serve_pass(model, tokenizer, chat, pool, display, title))
+                done.append(serve_pass(model, tokenizer, chat, pool, display, title, draft_len))
 
-        if prompt is not None or reuse is not None:
-            with_reuse = reuse is not False
-            serve("with reuse" if with_reuse else "without reuse", with_reuse, num_pages)
+        compare_reuse = reuse is None and prompt is None
+        if speculate:
+            serve("with speculation")
+            serve("without speculation", draft_len=0)
         else:
-            serve("with reuse", True, num_pages)
-            serve("without reuse", False, num_pages)
-            if pages is None:
-                few = small_pool_pages(done[0], page_size)
-                serve(f"in a pool of {few} pages", True, few)
+            serve("without reuse" if reuse is False else "with reuse")
+            if compare_reuse:
+                serve("without reuse", with_reuse=False)
+        if compare_reuse and pages is None:
+            few = small_pool_pages(done[0], page_size)
+            serve(f"in a pool of {few} pages", in_pages=few)
 
     first = done[0]
     console.print()
@@ -240,7 +270,11 @@ def main(
         report.print_totals(console, each)
     if len(done) == 1:
         return
-    report.print_comparison(console, first, done[1])
+    if speculate:
+        follow_ups = [request.name for request in chat if request.follows is not None]
+        report.print_speculation(console, first, done[1], follow_ups)
+    else:
+        report.print_comparison(console, first, done[1])
     console.print("[bold]Do the answers depend on it?[/bold]")
     equal = [report.print_equality(console, first, other) for other in done[1:]]
     if not all(equal):

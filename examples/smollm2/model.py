@@ -64,6 +64,7 @@ class Llama:
         qo_indptr: Sequence[int] | np.ndarray,
         *,
         all_logits: bool = False,
+        logits_of: Sequence[int] | np.ndarray | None = None,
     ) -> Array:
         """Run the new tokens of every row of a step; their K and V are in the pool afterwards.
 
@@ -81,10 +82,12 @@ class Llama:
             Where each row's tokens begin and end.
         all_logits : bool
             Logits of every token instead of every row's last.
+        logits_of : integers [n], host, optional
+            Logits of these of ``tokens`` instead of every row's last.
 
         Returns
         -------
-        array [batch, vocab_size], or [nnz, vocab_size] with ``all_logits``
+        array [batch, vocab_size]; [nnz, vocab_size] with ``all_logits``; [n, vocab_size]
             float32, on the pool's device.
         """
         xp, config = self._xp, self.config
@@ -116,7 +119,8 @@ class Llama:
             h += weights.attn_out @ attended.reshape(len(tokens), -1).T
             h += feed_forward(xp, rms_norm(xp, h, weights.ffn_norm, config.rms_eps), weights)
         if not all_logits:
-            h = h[:, xp.asarray(qo_indptr[1:] - 1)]
+            lasts = qo_indptr[1:] - 1 if logits_of is None else np.asarray(logits_of)
+            h = h[:, xp.asarray(lasts)]
         return (self._output @ rms_norm(xp, h, self._final_norm, config.rms_eps)).T
 
     def _heads(self, qkv: Array, turns: Array) -> tuple[Array, Array, Array]:

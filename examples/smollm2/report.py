@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from examples.smollm2.serving import Generation
+from examples.smollm2.generation import Generation
 from examples.smollm2.tokenizer import ChatTokenizer
 
 # Two tokens whose logits are closer than this may swap with the order of a float32 sum. Where K
@@ -33,9 +33,11 @@ class Pass:
     title: str
     dtype: str
     reuse: bool
+    speculate: int
     num_pages: int
     peak_pages: int
     seconds: float
+    num_steps: int
     generations: Mapping[str, Generation]
     stats: Mapping[str, Any]
 
@@ -43,6 +45,13 @@ class Pass:
     def prefilled_len(self) -> int:
         """Tokens computed by prefill."""
         return sum(generation.prefilled_len for generation in self.generations.values())
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a forward pass gave a row, over all rows of all passes."""
+        num_forwards = sum(generation.num_forwards for generation in self.generations.values())
+        num_sampled = sum(generation.num_sampled for generation in self.generations.values())
+        return num_sampled / num_forwards if num_forwards else 0.0
 
     @property
     def preemptions(self) -> int:
@@ -59,11 +68,13 @@ def requests_table(tokenizer: ChatTokenizer, done: Pass, *, shorten: int | None 
     """Return a table with a row per request."""
     table = Table(title=f"{len(done.generations)} requests, {done.title}", title_justify="left")
     table.add_column("request", no_wrap=True)
-    for heading in ("prompt\ntokens", "reused\ntokens", "first\ntoken", "tokens\na second"):
-        table.add_column(heading, justify="right", no_wrap=True)
     preempted = done.preemptions > 0
-    if preempted:
-        table.add_column("pre-\nempted", justify="right", no_wrap=True)
+    for heading in (
+        *("prompt\ntokens", "reused\ntokens", "first\ntoken", "tokens\na second"),
+        *(("accepted\ndrafts", "tokens\na step") if done.speculate else ()),
+        *(("pre-\nempted",) if preempted else ()),
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("answer")
     for name, generation in done.generations.items():
         served = bool(generation.first_token_at)
@@ -73,10 +84,19 @@ def requests_table(tokenizer: ChatTokenizer, done: Pass, *, shorten: int | None 
             str(generation.matched_len) if served else "-",
             f"{generation.time_to_first_token * 1e3:.0f} ms" if served else "-",
             f"{generation.tokens_per_second:.1f}" if generation.tokens_per_second else "-",
-            *([str(generation.preemptions)] if preempted else []),
+            *(_speculation_cells(generation) if done.speculate else ()),
+            *((str(generation.preemptions),) if preempted else ()),
             escape(_answer_text(tokenizer, generation, shorten)),
         )
     return table
+
+
+def _speculation_cells(generation: Generation) -> tuple[str, str]:
+    accepted, drafted = generation.accepted_len, generation.drafted_len
+    return (
+        f"{accepted}/{drafted} {accepted / drafted:4.0%}" if drafted else "-",
+        f"{generation.tokens_per_step:.2f}" if generation.num_forwards else "-",
+    )
 
 
 def _answer_text(tokenizer: ChatTokenizer, generation: Generation, shorten: int | None) -> str:
@@ -131,6 +151,41 @@ def print_comparison(console: Console, reused: Pass, computed: Pass) -> None:
     )
 
 
+def print_speculation(
+    console: Console, drafted: Pass, plain: Pass, follow_ups: Collection[str]
+) -> None:
+    """Print what drafts saved: steps, and the time of an answer."""
+    console.print("[bold]What speculation saved[/bold]")
+    generations = drafted.generations
+    accepted = sum(generation.accepted_len for generation in generations.values())
+    total = sum(generation.drafted_len for generation in generations.values())
+    lines = [
+        f"{accepted} of {total} drafted tokens were accepted ({accepted / max(1, total):.1%})",
+        f"[bold]{drafted.tokens_per_step:.2f} tokens a step[/bold], {plain.tokens_per_step:.2f} "
+        f"without; {drafted.num_steps} steps, {plain.num_steps} without",
+    ]
+    rates = [generations[name].tokens_per_step for name in follow_ups if generations[name].answer]
+    if rates:
+        lines.append(
+            f"on the {len(rates)} follow-up turns {min(rates):.2f} to {max(rates):.2f} tokens a "
+            f"step, median {median(rates):.2f}"
+        )
+    answered = [
+        name
+        for name, generation in generations.items()
+        if generation.answer and plain.generations[name].answer
+    ]
+    if answered:
+        with_drafts = median(generations[name].seconds for name in answered)
+        without = median(plain.generations[name].seconds for name in answered)
+        lines.append(
+            f"from bind to the end of an answer, median: [bold]{with_drafts * 1e3:.0f} ms[/bold], "
+            f"[bold]{without * 1e3:.0f} ms[/bold] without"
+        )
+    for line in lines:
+        console.print(f"  {line}", highlight=False)
+
+
 def print_equality(console: Console, one: Pass, other: Pass) -> bool:
     """Print whether two passes answered the same, token for token.
 
@@ -138,13 +193,14 @@ def print_equality(console: Console, one: Pass, other: Pass) -> bool:
     -------
     bool
         Whether they did, near-ties aside: where the two best logits differ by less than
-        ``NEAR_TIES`` a sum in another order may swap them, and the answers part there.
+        ``NEAR_TIES`` a sum in another order may swap them, and the answers part there. The later
+        turns of such a conversation go on from different words, so they are not judged.
     """
-    partings = [
-        (name, *parting)
+    partings = {
+        name: _parting(generation, other.generations[name])
         for name, generation in one.generations.items()
-        if (parting := _parting(generation, other.generations[name])) is not None
-    ]
+        if not _same(generation, other.generations[name])
+    }
     count = sum(
         bool(generation.answer or other.generations[name].answer)
         for name, generation in one.generations.items()
@@ -154,20 +210,27 @@ def print_equality(console: Console, one: Pass, other: Pass) -> bool:
         "token for token",
         highlight=False,
     )
-    near = NEAR_TIES[one.dtype]
-    for name, index, margin in partings:
-        kind = "a near-tie" if margin < near else "[bold red]not a near-tie[/bold red]"
-        console.print(
-            f"    {escape(name)} parts at token {index}, where the best two logits differ by "
-            f"{margin:.2g}: {kind}",
-            highlight=False,
-        )
-    return all(margin < near for _, _, margin in partings)
+    near, equal = NEAR_TIES[one.dtype], True
+    for name, parting in partings.items():
+        if parting is None:
+            line = "goes on from an answer that parted"
+        else:
+            index, margin = parting
+            kind = "a near-tie" if margin < near else "[bold red]not a near-tie[/bold red]"
+            line = f"parts at token {index}, where the best two logits differ by {margin:.2g}"
+            line = f"{line}: {kind}"
+            equal = equal and margin < near
+        console.print(f"    {escape(name)} {line}", highlight=False)
+    return equal
+
+
+def _same(one: Generation, other: Generation) -> bool:
+    return one.answer == other.answer and one.finish_reason == other.finish_reason
 
 
 def _parting(one: Generation, other: Generation) -> tuple[int, float] | None:
-    """Return where two answers part and how narrow the choice was there; None if equal."""
-    if one.answer == other.answer and one.finish_reason == other.finish_reason:
+    """Return where two answers part and how narrow the choice was; None if their prompts do."""
+    if one.request.prompt != other.request.prompt:
         return None
     shorter, longer = sorted((one, other), key=lambda generation: len(generation.answer))
     for index, (a, b) in enumerate(zip(shorter.answer, longer.answer, strict=False)):

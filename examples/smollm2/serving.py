@@ -7,75 +7,26 @@ admitted, so the oldest request gains a token in every step, whatever the size o
 A request reserves pages for its prompt and a little more, and grows page by page. When no page is
 left, the youngest running request is finished as far as it is written, which leaves its prefix in
 the cache, and bound again later with its prompt and what it had answered so far.
+
+With speculation every row may write a draft too, and the pass verifies it. Drafts come last: they
+take pages that nobody needs for now, and where there are none they are short or left out.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from examples.smollm2.generation import Generation, GenerationRequest
 from examples.smollm2.model import Llama
-from examples.smollm2.sampling import GREEDY, SamplingParams, margin, sample
+from examples.smollm2.windows import Window, draft_for
 from kvpool import KVCacheExhaustedError, KVCachePool
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """What is asked: a prompt in tokens, and when to stop."""
-
-    name: str
-    prompt: Sequence[int]
-    max_tokens: int = 48
-    sampling: SamplingParams = GREEDY
-
-    def __post_init__(self) -> None:
-        if len(self.prompt) == 0:
-            raise ValueError(f"request {self.name!r}: expected at least one prompt token")
-        if self.max_tokens < 1:
-            raise ValueError(
-                f"request {self.name!r}: expected max_tokens >= 1, got {self.max_tokens}"
-            )
-
-
-@dataclass(eq=False)
-class Generation:
-    """One request on its way through the engine, and its record afterwards."""
-
-    request: GenerationRequest
-    answer: list[int] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)  # best minus second logit, per token
-    finish_reason: str = ""  # "eos", "max_tokens", "context", "pool", "refused"; "" while alive
-    message: str = ""  # why it was refused or cut short
-    matched_len: int = 0  # prompt tokens found in the cache, at the first bind
-    prefilled_len: int = 0  # prompt and answer tokens computed by prefill, over all binds
-    preemptions: int = 0
-    waited_steps: int = 0  # steps that ran without it, before it was bound and when preempted
-    request_id: int = 0  # the pool's while bound; those count from 1
-    bound_at: float = 0.0
-    first_token_at: float = 0.0
-    finished_at: float = 0.0
-
-    @property
-    def tokens(self) -> list[int]:
-        """The prompt and the answer so far."""
-        return [*self.request.prompt, *self.answer]
-
-    @property
-    def time_to_first_token(self) -> float:
-        """Seconds from the first bind to the first token."""
-        return self.first_token_at - self.bound_at
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Answer tokens a second, after the first."""
-        if len(self.answer) < 2:
-            return 0.0
-        return (len(self.answer) - 1) / (self.finished_at - self.first_token_at)
-
 
 Observer = Callable[[str, Generation], None]
 
@@ -95,6 +46,8 @@ class Engine:
         Tokens beyond the prompt to reserve at bind; one page by default.
     max_batch_size, max_step_tokens : int
         The most rows, and about the most new tokens, of one step.
+    speculate : int
+        The most tokens of a draft; 0 drafts nothing. Answers do not depend on it.
     observer : callable, optional
         Called as ``observer(event, generation)`` for "bound", "token", "preempted", "finished".
     """
@@ -108,14 +61,18 @@ class Engine:
         headroom: int | None = None,
         max_batch_size: int = 16,
         max_step_tokens: int = 2048,
+        speculate: int = 0,
         observer: Observer | None = None,
     ) -> None:
+        if speculate < 0:
+            raise ValueError(f"expected speculate >= 0, got {speculate}")
         self._model = model
         self._pool = pool
         self._eos_token = eos_token
         self._headroom = pool.page_size if headroom is None else headroom
         self._max_batch_size = max_batch_size
         self._max_step_tokens = max_step_tokens
+        self._speculate = speculate
         self._observe = observer or (lambda event, generation: None)
         self._waiting: list[Generation] = []  # oldest first
         self._running: list[Generation] = []  # oldest first; all older than the waiting
@@ -143,7 +100,7 @@ class Engine:
             self.step()
 
     def step(self) -> None:
-        """Make room, admit who fits, run one forward pass, give every row a token."""
+        """Make room, admit who fits, run one forward pass, give every row its tokens."""
         self._grow()
         admitted = self._admit()
         if self._running:
@@ -179,7 +136,7 @@ class Engine:
     def _admit(self) -> list[Generation]:
         """Bind waiting requests, oldest first, until one has to go on waiting."""
         admitted: list[Generation] = []
-        budget = self._max_step_tokens - len(self._running)
+        budget = self._max_step_tokens - len(self._running) * (1 + self._speculate)
         while self._waiting and len(self._running) < self._max_batch_size:
             generation = self._waiting[0]
             if self._running and (budget <= 0 or self._should_wait(generation, admitted)):
@@ -195,7 +152,9 @@ class Engine:
             self._waiting.pop(0)
             self._running.append(generation)
             admitted.append(generation)
-            budget -= len(generation.tokens) - self._pool.valid_len(generation.request_id)
+            new_len = len(generation.tokens) - self._pool.valid_len(generation.request_id)
+            generation.prefilled_len += new_len
+            budget -= new_len
             self._observe("bound", generation)
         return admitted
 
@@ -228,36 +187,70 @@ class Engine:
     # One forward pass ----------------------------------------------------------------------
 
     def _forward(self, admitted: list[Generation]) -> None:
-        pool, rows = self._pool, list(self._running)
-        starts = [pool.valid_len(row.request_id) for row in rows]
-        new_tokens = [row.tokens[start:] for row, start in zip(rows, starts, strict=True)]
-        qo_indptr = np.cumsum([0, *map(len, new_tokens)])
-        step = pool.activate_step(*(row.request_id for row in rows))
-        logits = to_host(
-            self._model.forward(pool, step, np.concatenate(new_tokens), starts, qo_indptr)
-        )
+        pool, windows = self._pool, [self._window(row) for row in self._running]
+        step = pool.activate_step(*(window.row.request_id for window in windows))
+        drafted = any(window.draft for window in windows)
+        with step.verify_window() if drafted else nullcontext():
+            all_logits = self._logits(step, windows)
         self.peak_pages = max(self.peak_pages, held_pages(pool))
-        for i, row in enumerate(rows):
-            if row in admitted:
-                row.prefilled_len += len(new_tokens[i])
-                # Those who wait can share this prefix from the next step on.
-                pool.checkpoint_request(row.request_id, row.tokens)
-            self._take_token(row, np.ascontiguousarray(logits[i]))
+        context_len, reasons = self._model.config.context_len, []
+        on_token = partial(self._observe, "token")
+        for window, logits in zip(windows, all_logits, strict=True):
+            reasons.append(window.take_tokens(logits, self._eos_token, context_len, on_token))
+            window.row.first_token_at = window.row.first_token_at or time.perf_counter()
+        if drafted:
+            # Before anything is published: what was rejected must not reach the tree.
+            step.truncate_to(
+                [window.sealed_len for window in windows], [window.end for window in windows]
+            )
+        for row in admitted:
+            # Those who wait can share this prefix from the next step on.
+            pool.checkpoint_request(row.request_id, row.tokens)
+        for window, reason in zip(windows, reasons, strict=True):
+            if reason == "context":
+                self._finish(window.row, reason, f"the model reads {context_len} tokens at most")
+            elif reason:
+                self._finish(window.row, reason)
 
-    def _take_token(self, row: Generation, logits: np.ndarray) -> None:
-        token = sample(logits, row.request.sampling, len(row.answer))
-        if not row.first_token_at:
-            row.first_token_at = time.perf_counter()
-        if token == self._eos_token:
-            self._finish(row, "eos")
-            return
-        row.answer.append(token)
-        row.margins.append(margin(logits))
-        self._observe("token", row)
-        if len(row.answer) == row.request.max_tokens:
-            self._finish(row, "max_tokens")
-        elif len(row.tokens) == self._model.config.context_len:
-            self._finish(row, "context", f"the model reads {len(row.tokens)} tokens at most")
+    def _window(self, row: Generation) -> Window:
+        """Return what a row writes next; the pool has slots for it."""
+        context_len = self._model.config.context_len
+        draft = draft_for(row, self._speculate, self._eos_token, context_len)
+        if draft:
+            draft = draft[: self._reserve(row, len(draft))]
+        start = self._pool.valid_len(row.request_id)
+        return Window(row, start, [*row.tokens[start:], *draft], draft)
+
+    def _reserve(self, row: Generation, draft_len: int) -> int:
+        """Take pages for a draft where there are some to spare; return how long it may be."""
+        pool, num_tokens = self._pool, len(row.tokens)
+        capacity, wanted = pool.request(row.request_id).capacity, num_tokens + draft_len
+        if wanted > capacity:
+            # A page once written to stays with its row, even if the guess was wrong. So one must
+            # be left for the next token of each row, or guesses would preempt their neighbours.
+            left = pool.free_pages + pool.radix.evictable_size // pool.page_size
+            spare = max(0, left - len(self._running))
+            wanted = min(wanted, capacity + spare * pool.page_size)
+            pool.extend_request(row.request_id, wanted)
+        return wanted - num_tokens
+
+    def _logits(self, step: Any, windows: list[Window]) -> list[np.ndarray]:
+        """Write all windows; return for each what follows its last ``num_logits`` tokens."""
+        qo_indptr = np.cumsum([0, *(len(window.tokens) for window in windows)])
+        lasts = [
+            np.arange(end - window.num_logits, end)
+            for window, end in zip(windows, qo_indptr[1:], strict=True)
+        ]
+        logits = self._model.forward(
+            self._pool,
+            step,
+            np.concatenate([window.tokens for window in windows]),
+            [window.start for window in windows],
+            qo_indptr,
+            logits_of=np.concatenate(lasts),
+        )
+        ends = list(accumulate(window.num_logits for window in windows))
+        return np.split(to_host(logits), ends[:-1])
 
     def _finish(self, generation: Generation, reason: str, message: str = "") -> None:
         if generation.request_id:
@@ -265,6 +258,7 @@ class Engine:
             self._pool.finish_request(generation.request_id, generation.tokens)
             generation.request_id = 0
         generation.finish_reason, generation.message = reason, message
+        generation.lookup = None
         generation.finished_at = time.perf_counter()
         self._observe("finished", generation)
 

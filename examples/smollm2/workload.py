@@ -24,8 +24,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from examples.smollm2.generation import Generation, GenerationRequest
 from examples.smollm2.sampling import SamplingParams
-from examples.smollm2.serving import Engine, Generation, GenerationRequest
+from examples.smollm2.serving import Engine
 from examples.smollm2.tokenizer import ChatTokenizer
 
 

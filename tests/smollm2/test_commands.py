@@ -29,6 +29,11 @@ class TestRequestFile:
         assert 450 <= len(tokenizer.encode(requests[0].system)) <= 550
         assert "What is the capital of France?" in {request.user for request in requests}
 
+    def test_quoting_requests(self):
+        requests = load_requests(demo.QUOTING_REQUESTS)
+        assert sum(request.follows is not None for request in requests) >= 4
+        assert len({request.system for request in requests}) == 1
+
     def test_defaults_yield_to_the_file(self, tmp_path):
         path = self.write(
             tmp_path,
@@ -111,6 +116,44 @@ class TestCommandLine:
         assert result.exit_code == 0, result.output
         assert "hit rate" not in result.output
 
+    def test_speculation_is_compared_with_a_pass_without(self, run, tmp_path):
+        path = tmp_path / "requests.json"
+        questions = [
+            {"name": "clubs", "user": "When do the chess club and the book club meet?"},
+            {"name": "again", "user": "Please repeat your answer.", "follows": "clubs"},
+        ]
+        path.write_text(json.dumps({"system": SHORT_SYSTEM, "requests": questions}))
+        small = ("--requests", path, "--max-tokens", 8, "--page-size", 4)
+        result = run(*small, "--speculate", 4)
+        assert result.exit_code == 0, result.output
+        assert "2 of 2 answers with speculation and without speculation are equal" in result.output
+        assert result.output.count("2 of 2 answers") == 2  # and in a small pool
+        for expected in ("drafted tokens were accepted", "tokens a step", "1 follow-up turns"):
+            assert expected in result.output
+
+        result = run(*small, "--speculate", 2, "--no-reuse", "--pages", 100, "--dtype", "float16")
+        assert result.exit_code == 0, result.output
+        assert result.output.count("2 of 2 answers") == 1
+        assert "hit rate" not in result.output
+
+    def test_own_question_with_speculation(self, run):
+        arguments = ("--prompt", "What is the capital of France?", "--max-tokens", 10)
+        result = run(*arguments, "--speculate", 3, "--temperature", 0.5)
+        assert result.exit_code == 0, result.output
+        assert "1 of 1 answers with speculation and without speculation are equal" in result.output
+
+    def test_answers_that_differ_exit_with_an_error(self, run, monkeypatch):
+        class Endless(Engine):
+            def __init__(self, *arguments, eos_token, speculate, **options):
+                eos_token = -1 if speculate else eos_token
+                super().__init__(*arguments, eos_token=eos_token, speculate=speculate, **options)
+
+        monkeypatch.setattr(demo, "Engine", Endless)
+        arguments = ("--prompt", "What is the capital of France?", "--max-tokens", 12)
+        result = run(*arguments, "--speculate", 3)
+        assert result.exit_code == 1
+        assert "0 of 1 answers" in result.output
+
     def test_pool_too_small_refuses_with_the_numbers(self, run):
         result = run("--prompt", "Hello", "--pages", 3)
         assert result.exit_code == 0, result.output
@@ -124,6 +167,7 @@ class TestCommandLine:
             ["--dtype", "int4"],
             ["--temperature", "-1"],
             ["--max-tokens", "0"],
+            ["--speculate", "-1"],
             ["--requests", "no_such_file.json"],
             ["--prompt", ""],
         ],

@@ -4,7 +4,7 @@ import pytest
 
 from examples.smollm2 import demo
 from examples.smollm2.serving import Engine
-from examples.smollm2.workload import ChatRequest, play
+from examples.smollm2.workload import ChatRequest, load_requests, play
 from tests.smollm2.common import SHORT_SYSTEM
 
 pytestmark = pytest.mark.slow
@@ -32,10 +32,10 @@ def served(model, tokenizer, requests):
     return serve(model, tokenizer, requests, num_pages=120)
 
 
-def serve(model, tokenizer, requests, num_pages, reuse=True, page_size=8):
+def serve(model, tokenizer, requests, num_pages, reuse=True, page_size=8, speculate=0):
     with demo.make_pool(model.config, num_pages, page_size) as pool:
         pool.prefix_reuse_enabled = reuse
-        engine = Engine(model, pool, eos_token=tokenizer.eos_token)
+        engine = Engine(model, pool, eos_token=tokenizer.eos_token, speculate=speculate)
         served = play(engine, tokenizer, requests)
         pool.check()
         assert pool.stats()["requests_bound"] == 0
@@ -93,3 +93,24 @@ class TestServing:
         small = serve(model, tokenizer, warm, num_pages, page_size=1)
         assert sum(each.preemptions for each in small.values()) > 0
         assert answers(small) == answers(large)
+
+    def test_quoted_text_takes_fewer_steps(self, model, tokenizer):
+        quoting = load_requests(demo.QUOTING_REQUESTS, max_tokens=16)
+        requests = [each for each in quoting if each.name in ("fee", "fee-2")]
+        plain = serve(model, tokenizer, requests, num_pages=120)
+        drafted = serve(model, tokenizer, requests, num_pages=120, speculate=4)
+        assert answers(drafted) == answers(plain)
+        assert plain["fee-2"].tokens_per_step == 1.0
+        assert drafted["fee-2"].tokens_per_step >= 1.2  # measured: 4
+
+    def test_sampled_answers_survive_speculation(self, model, tokenizer, requests):
+        warm = [
+            ChatRequest(
+                request.name, request.user, SHORT_SYSTEM, max_tokens=12, temperature=0.8, seed=i
+            )
+            for i, request in enumerate(requests[:2])
+        ]
+        plain = serve(model, tokenizer, warm, num_pages=120)
+        drafted = serve(model, tokenizer, warm, num_pages=120, speculate=4)
+        assert answers(drafted) == answers(plain)
+        assert sum(each.accepted_len for each in drafted.values()) > 0
