@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from bench.gpu.guests import torch_or_none
 from bench.gpu.report import device_seconds, event_seconds, host_seconds, upload
 
 ROWS = (1, 16, 256, 4_096, 65_536)
@@ -155,12 +156,3 @@ def launch_cost(cupy, report):
     launch = scatter[batch, 128]
     seconds = host_seconds(lambda: launch(*caches, *rows, slots), wait, samples=4)
     report.add("launch", "numba's dispatcher, 5 arrays", seconds * 1e6, "us")
-
-
-def torch_or_none():
-    """Torch, if it is there and sees the GPU."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch if torch.cuda.is_available() else None

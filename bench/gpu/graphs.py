@@ -2,73 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import ml_dtypes
 import numpy as np
 
-from bench.gpu.bandwidth import torch_or_none
 from bench.gpu.report import bits, upload
 
 BATCH, BUCKET, PAGE_SIZE, HEADS, HEAD_DIM = 3, 4, 16, 8, 128
 
 
-def run(cupy, report):
-    """Add a row per kind of graph."""
-    attempt(cupy, report, "CuPy graph", cupy_graph(cupy))
-    torch = torch_or_none()
-    if torch is None:
-        report.add("graphs", "torch graph", 0, "", note="skipped: torch sees no GPU")
-    else:
-        attempt(cupy, report, "torch graph", torch_graph(cupy, torch))
+def run(cupy, report, captures):
+    """Add rows per kind of graph.
+
+    Parameters
+    ----------
+    captures : dict
+        Name -> function that captures another function's launches, as in `bench.gpu.capture`.
+    """
+    for name, capture in captures.items():
+        with report.attempt("graphs", name):
+            put_zero_and_table(cupy, report, name, capture)
 
 
-@contextmanager
-def nothing():
-    yield
-
-
-def cupy_graph(cupy):
-    """Capture by CuPy: a context that gives the function to replay with."""
-
-    @contextmanager
-    def capture():
-        stream, made = cupy.cuda.Stream(non_blocking=True), []
-
-        def replay():
-            made[0].launch(stream)
-            stream.synchronize()
-
-        cupy.cuda.get_current_stream().synchronize()
-        with stream:
-            stream.begin_capture()
-            yield replay
-            made.append(stream.end_capture())
-
-    return capture
-
-
-def torch_graph(cupy, torch):
-    """Capture by torch, whose stream of the capture becomes CuPy's current one."""
-
-    @contextmanager
-    def capture():
-        graph = torch.cuda.CUDAGraph()
-
-        def replay():
-            graph.replay()
-            torch.cuda.synchronize()
-
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
-            with stream:
-                yield replay
-
-    return capture
-
-
-def attempt(cupy, report, name, capture):
+def put_zero_and_table(cupy, report, name, capture):
     from kvpool import KVCachePool
     from kvpool.kernels import cuda
 
@@ -90,11 +45,14 @@ def attempt(cupy, report, name, capture):
         cuda.zero(*buffers, zeroed)
         for buffer in buffers:
             buffer.view(np.uint16)[...] = 7
-        with capture() as replay:
+
+        def work():
             for layer in range(2):
                 step.put(layer, 20, k, v, slots=slots)
             cuda.zero(*buffers, zeroed)
             launch_tables()
+
+        replay = capture(work)
         report.add("graphs", f"{name}: capture", 0, "", ok=True)
         rng = np.random.default_rng(0)
         ok = True
@@ -103,7 +61,6 @@ def attempt(cupy, report, name, capture):
             for there, host in zip((k, v), wanted, strict=True):
                 there.view(np.uint16).set(bits(host))
             tables["lengths"].set(np.array([*lengths, 0], np.int32))
-            cupy.cuda.Device().synchronize()
             replay()
             where = slots.get()
             for layer in range(2):

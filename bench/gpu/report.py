@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,18 @@ class Report:
         verdict = {None: "", True: "ok", False: "FAILED"}[ok]
         print(f"{section:<10} {case:<52} {shown} {unit:<8} {verdict} {note}".rstrip(), flush=True)
 
+    def skip(self, section, case, why):
+        """Add a row for what cannot run here, and says why."""
+        self.add(section, case, 0, "", note=f"{why}: skipped")
+
+    @contextmanager
+    def attempt(self, section, case):
+        """A block for one case: if it raises, that is a failed row, and the next case runs."""
+        try:
+            yield
+        except Exception as error:
+            self.add(section, case, 0, "", ok=False, note=repr(error)[:300])
+
     @property
     def failed(self):
         return [row for row in self.rows if row["ok"] is False]
@@ -56,6 +69,11 @@ def bits(array):
 def upload(cupy, host):
     """A host array of any dtype on the device, by its bytes."""
     return cupy.asarray(bits(host)).view(host.dtype)
+
+
+def download(array):
+    """A device array of any dtype on the host, as unsigned integers."""
+    return bits(array).get()
 
 
 def device_seconds(cupy, launch, *, repeat=20, samples=7):

@@ -1,16 +1,39 @@
-"""The parts of the GPU script that the simulator can run: what they compare, and page tables."""
+"""The GPU script in the simulator: every section that compares runs here, at small sizes.
 
+Arrays, torch and FlashInfer are stand-ins; kernels, launcher, pools, graphs and the script itself
+are the real ones. Each section must pass, and must notice what it is there to notice.
+"""
+
+import re
 import sys
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench.gpu import correct, graphs
+from bench import gpu_check
+from bench.gpu import (
+    attention,
+    correct,
+    graphs,
+    jit,
+    loops,
+    prepare,
+    reference,
+    tables,
+    tensors,
+    workspaces,
+)
 from bench.gpu.report import Report
 from kvpool import KVCachePool
-from tests.fakes import cupy_like
+from kvpool.attention import PagedAttention
+from tests.fakes import cupy_like, flashinfer_like, torch_like
 
 pytestmark = pytest.mark.sim
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
 
 
 @pytest.fixture
@@ -22,9 +45,53 @@ def cupy(monkeypatch):
 
 
 @pytest.fixture
+def guests(cupy, monkeypatch):
+    """Stand-ins for torch and FlashInfer."""
+    torch_like.install(monkeypatch)
+    flashinfer_like.install(monkeypatch)
+
+
+@pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(correct, "SHAPES", ((1, 8), (3, 5)))
-    monkeypatch.setattr(correct, "SLOTS", 64)
+    """Sizes for the simulator, which needs a tenth of a millisecond for a thread."""
+    sizes = {
+        correct: {"SHAPES": ((1, 8), (3, 5)), "SLOTS": 64},
+        graphs: {"HEADS": 1, "HEAD_DIM": 8},
+        tables: {"PAGE_SIZES": (4,), "MAX_SEQ_LEN": 64, "NUM_PAGES": 40, "MAX_BATCH": 5},
+        attention: {"KV_HEADS": 1, "HEAD_DIM": 64, "NUM_SLOTS": 256, "GROUPS": (1, 4)},
+        loops: {"KV_HEADS": 1, "NUM_Q_HEADS": 4, "HEAD_DIM": 64, "STEPS": 5, "PAGE_SIZE": 4},
+        prepare: {"BATCHES": (1, 3), "LENGTH": 31, "STEPS": 20, "WARM_UP": 3, "HEAD_DIM": 64},
+    }
+    sizes[workspaces] = {"KV_HEADS": 1, "HEAD_DIM": 64, "LENGTH": 20}
+    sizes[workspaces] |= {"CASES": ((5, 1, 1), (3, 2, 4))}
+    sizes[attention] |= {"PAGE_SIZES": (4,), "PROMPTS": (13, 9, 5, 1), "PREFIX": 8}
+    sizes[loops] |= {"PROMPTS": (2, 5, 7)}
+    for module, values in sizes.items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+
+
+def verdicts(report):
+    return {row["case"]: row["ok"] for row in report.rows if row["ok"] is not None}
+
+
+def capture(work):
+    """As `bench.gpu.capture`: a replay does the same launches, and may do nothing else."""
+
+    def launch():
+        flashinfer_like.State.captured.clear()
+        with cupy_like.capture():
+            work()
+
+    def replay():
+        launch()
+        flashinfer_like.replay()
+
+    launch()
+    return replay
+
+
+# ---- kernels and tables
 
 
 @pytest.mark.parametrize("stored", ["float16", "float8_e4m3fn"])
@@ -51,16 +118,339 @@ def test_checks_of_layers_pass_and_notice_a_wrong_byte(cupy, tiny, monkeypatch):
 def test_page_table_kernel_equals_the_table_of_the_step(cupy):
     with KVCachePool(1, 256, 1, 8, page_size=16, device="cuda") as pool:
         step = pool.activate_step(*(pool.bind_request(range(20), 48) for _ in range(3)))
-        tables, launch = graphs.page_tables(cupy, pool, step)
+        launched, launch = graphs.page_tables(cupy, pool, step)
         for lengths in ([21, 30, 48], [1, 16, 17]):
-            tables["lengths"].set(np.array([*lengths, 0], np.int32))
-            tables["starts"].set(np.array([*(n - 1 for n in lengths), 0], np.int32))
+            launched["lengths"].set(np.array([*lengths, 0], np.int32))
+            launched["starts"].set(np.array([*(n - 1 for n in lengths), 0], np.int32))
             launch()
             table = step.build_page_table(lengths)
-            assert tables["indptr"].get()[:4].tolist() == table.indptr_host.tolist()
+            assert launched["indptr"].get()[:4].tolist() == table.indptr_host.tolist()
             num_pages = len(table.indices_host)
-            assert tables["indices"].get()[:num_pages].tolist() == table.indices_host.tolist()
-            assert tables["last"].get().tolist() == [*table.last_page_len_host.tolist(), 0]
+            assert launched["indices"].get()[:num_pages].tolist() == table.indices_host.tolist()
+            assert launched["last"].get().tolist() == [*table.last_page_len_host.tolist(), 0]
             expected = step.window_slot_indices([n - 1 for n in lengths], 1).get().tolist()
-            # The padded row writes to the scratch page: element 3 to its slot 3.
-            assert tables["slots"].get().tolist() == [*expected, 256 + 3]
+            *slots, padding = launched["slots"].get().tolist()
+            assert slots == expected
+            assert 256 <= padding < 256 + 16  # the scratch page
+
+
+def test_graphs_replay_puts_and_tables(cupy, tiny):
+    report = Report()
+    graphs.run(cupy, report, {"stand-in": capture})
+    assert list(verdicts(report).values()) == [True, True]
+
+
+def test_graphs_that_do_nothing_fail(cupy, tiny):
+    report = Report()
+    graphs.run(cupy, report, {"stand-in": lambda work: lambda: None})
+    assert list(verdicts(report).values()) == [True, False]
+
+
+def test_tables_equal_lists(cupy, tiny):
+    report = Report(small=True)
+    tables.run(report)
+    assert list(verdicts(report).values()) == [True, True]
+    assert all(row["note"].split()[0] != "0" for row in report.rows[1:])
+
+
+def test_tables_notice_a_wrong_entry(cupy, tiny, monkeypatch):
+    from kvpool.graphs import Graph
+
+    real = Graph._prepare
+
+    def prepare_and_spoil(graph, *arguments):
+        table = real(graph, *arguments)
+        table.indices[0] = table.indices[0] + 1
+        return table
+
+    monkeypatch.setattr(Graph, "_prepare", prepare_and_spoil)
+    report = Report(small=True)
+    tables.run(report)
+    assert list(verdicts(report).values()) == [False, False]
+
+
+# ---- attention
+
+
+def test_array_code_is_within_tolerance(cupy, tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    monkeypatch.setattr(attention, "FP8_DTYPES", ("float8_e5m2",))
+    report = Report()
+    attention.run_array_code(cupy, report)
+    assert len(report.rows) == 9  # 3 stored dtypes x 3 kinds of steps
+    assert all(row["ok"] for row in report.rows)
+
+
+def test_flashinfer_is_within_tolerance(guests, cupy, tiny):
+    report = Report()
+    attention.run_flashinfer(cupy, report, {})
+    assert len(report.rows) == 9
+    assert all(row["ok"] for row in report.rows)
+    assert flashinfer_like.State.count("plan") == 18  # 9 x 2 groups; one for both layers
+
+
+def test_kernels_that_were_not_compiled_leave_their_groups_out(guests, cupy, tiny):
+    report = Report()
+    missing = {("decode", "bfloat16"): "not compiled", ("prefill", "float8_e5m2"): "not compiled"}
+    attention.run_flashinfer(cupy, report, missing)
+    skipped = [row["case"] for row in report.rows if "skipped" in row["note"]]
+    assert skipped == [
+        "decode, bfloat16, pages of 4, groups 1",
+        "prefill, float8_e5m2, pages of 4, groups 1 4",
+        "decode, float8_e5m2, pages of 4, groups 4",
+        "verify, float8_e5m2, pages of 4, groups 1 4",
+    ]
+    assert len(verdicts(report)) == 7
+    assert all(verdicts(report).values())
+
+
+def test_large_steps_are_planned_over_a_graph(guests, cupy, tiny):
+    report = Report()
+    workspaces.run(cupy, report, {})
+    assert list(verdicts(report).values()) == [True, True]
+    assert flashinfer_like.State.count("plan") == 2
+
+
+def test_a_plan_that_does_not_fit_fails(guests, cupy, tiny, monkeypatch):
+    def plan(*_, **__):
+        raise RuntimeError("Failed to allocate memory for batch_prefill_tmp_v")
+
+    monkeypatch.setattr(flashinfer_like.Wrapper, "_plan", plan)
+    report = Report()
+    workspaces.run(cupy, report, {})
+    assert list(verdicts(report).values()) == [False, False]
+    assert "batch_prefill_tmp_v" in report.failed[0]["note"]
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_a_process_that_compiles_attends_once(guests, tiny, kind):
+    jit.attend_once(kind, "float8_e4m3fn")
+    made = {type(wrapper) for name, wrapper, _ in flashinfer_like.State.calls if name == "run"}
+    assert [each.__name__ for each in made] == [f"Batch{kind.title()}WithPagedKVCacheWrapper"]
+
+
+def test_a_process_that_compiles_nothing_fails(cupy, tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(RuntimeError, match="kvpool finds no FlashInfer"):
+        jit.attend_once("decode", "bfloat16")
+
+
+def other_layer(monkeypatch):
+    from kvpool.interop.torch import PoolTensors
+
+    real = PoolTensors.paged_layer
+    monkeypatch.setattr(PoolTensors, "paged_layer", lambda self, layer: real(self, 0))
+
+
+def no_mask(monkeypatch):
+    real = flashinfer_like.Wrapper._plan
+
+    def plan(self, *arguments, causal, **rest):
+        return real(self, *arguments, causal=False, **rest)
+
+    monkeypatch.setattr(flashinfer_like.Wrapper, "_plan", plan)
+
+
+def other_scale(monkeypatch):
+    real = flashinfer_like.Wrapper.run
+
+    def run(self, *arguments, v_scale=None, **rest):
+        return real(self, *arguments, v_scale=v_scale and v_scale * 1.02, **rest)
+
+    monkeypatch.setattr(flashinfer_like.Wrapper, "run", run)
+
+
+def no_numbers(monkeypatch):
+    real = flashinfer_like.Wrapper.run
+
+    def run(self, **arguments):
+        real(self, **arguments).host[-1, -1, -1] = np.nan
+
+    monkeypatch.setattr(flashinfer_like.Wrapper, "run", run)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "stored", "failing"),
+    [
+        (other_layer, "bfloat16", "prefill decode verify"),
+        (no_mask, "bfloat16", "prefill verify"),
+        (other_scale, "float8_e4m3fn", "prefill decode verify"),
+        (no_numbers, "bfloat16", "prefill decode verify"),
+    ],
+)
+def test_wrong_attention_is_noticed(guests, cupy, tiny, monkeypatch, spoil, stored, failing):
+    spoil(monkeypatch)
+    report = Report()
+    attention.flow(cupy, report, "flashinfer", stored, 4, attention.BF16)
+    found = [row["case"].split(",")[0] for row in report.failed]
+    assert " ".join(found) == failing
+
+
+def test_attention_of_another_backend_is_no_success(guests, cupy, tiny, monkeypatch):
+    from kvpool.interop.flashinfer import FlashInferWorkspace
+
+    monkeypatch.setattr(FlashInferWorkspace, "unsupported", lambda *_: "not today")
+    report = Report()
+    attention.flow(cupy, report, "flashinfer", "bfloat16", 4, attention.BF16)
+    assert len(report.failed) == 3
+    assert "dense attends, and not flashinfer" in report.failed[0]["note"]
+
+
+def test_reference_is_softmax_over_what_is_seen():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape) for shape in ((2, 2, 3), (5, 1, 3), (5, 1, 3)))
+    out, most = reference.attend(q, k, v, 0.5)
+    for i, head in np.ndindex(2, 2):
+        seen = 4 + i
+        weights = np.exp(0.5 * k[:seen, 0] @ q[i, head])
+        weights /= weights.sum()
+        np.testing.assert_allclose(out[i, head], weights @ v[:seen, 0])
+        np.testing.assert_allclose(most[i, head], weights @ np.abs(v[:seen, 0]))
+
+
+# ---- loops and costs
+
+
+@pytest.mark.parametrize("loop", [loops.decode, loops.verify])
+@pytest.mark.parametrize("stored", ["bfloat16", "float8_e4m3fn"])
+def test_captured_loops_equal_eager_ones(guests, cupy, tiny, loop, stored):
+    report = Report()
+    loop(cupy, report, "loop", capture, stored)
+    assert len(report.rows) == (5 if loop is loops.decode else 4)
+    assert all(verdicts(report).values())
+
+
+@pytest.mark.parametrize("loop", [loops.decode, loops.verify])
+def test_a_replay_that_does_nothing_fails(guests, cupy, tiny, loop):
+    report = Report()
+    loop(cupy, report, "loop", lambda work: lambda: None, "bfloat16")
+    failed = " ".join(row["case"] for row in report.failed)
+    assert "outputs" in failed
+    assert "K and V" in failed
+
+
+def test_loops_leave_out_what_was_not_compiled(guests, cupy, tiny):
+    report = Report()
+    missing = dict.fromkeys(jit.KERNELS, "flashinfer-python is not installed")
+    loops.run(cupy, report, {"stand-in": capture}, missing)
+    assert {row["note"] for row in report.rows} == {"flashinfer-python is not installed: skipped"}
+
+
+def test_costs_have_a_row_for_each_stage_and_kind_of_step(guests, cupy, tiny):
+    report = Report()
+    prepare.run(cupy, report, {})
+    stages = ("activate + page_table + slots", "prepare", "plan of FlashInfer")
+    for batch in (1, 3):
+        for enters in prepare.ENTERS.values():
+            for stage in stages:
+                case = f"{stage}, {batch} x 31 tokens, {enters}"
+                (row,) = [row for row in report.rows if row["case"] == case]
+                assert row["value"] > 0
+    assert not report.failed
+
+
+def test_costs_without_flashinfer(cupy, tiny):
+    report = Report(small=True)
+    prepare.run(cupy, report, {("prefill", "bfloat16"): "torch is not installed"})
+    assert report.rows[-1]["note"] == "torch is not installed: skipped"
+    assert not any("plan" in row["case"] for row in report.rows[:-1])
+
+
+def test_the_recipe_of_the_docs_runs(guests, cupy, tiny, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (recipe,) = [block for block in blocks if "prefetch" in block]
+    side = loops.Side(cupy, "bfloat16", loops.BUCKET, 1)
+    side.load(np.random.default_rng(0))
+
+    def forward(step, attention):
+        side.step = step
+        side.forward(attention)
+
+    @contextmanager
+    def graph(captured):
+        with cupy_like.capture():
+            yield
+
+    def replay():
+        flashinfer_like.State.captured.clear()
+        with cupy_like.capture():
+            forward(names["step"], names["attention"])
+        flashinfer_like.replay()
+
+    torch = sys.modules["torch"]
+    torch.cuda.graph = graph
+    torch.cuda.CUDAGraph = lambda: SimpleNamespace(replay=replay)
+    cupy.cuda.ExternalStream = lambda pointer: nullcontext()
+    names = {
+        "PagedAttention": PagedAttention,
+        "cupy": cupy,
+        "forward": forward,
+        "lengths": side.lengths,
+        "num_q_heads": loops.NUM_Q_HEADS,
+        "num_tokens": 3,
+        "pool": side.pool,
+        "requests": side.step.request_ids,
+        "torch": torch,
+    }
+    with side.pool:
+        exec(recipe, names)
+        written = [side.pool.valid_len(request) for request in names["requests"]]
+        assert written == [length + 3 for length in loops.PROMPTS]
+        caches = [reference.stored(side.pool, layer) for layer in range(loops.LAYERS)]
+        assert side.error(side.pool, caches, names["lengths"]) <= 1.0
+
+
+# ---- torch itself, over the host memory of the stand-in for CuPy
+
+
+@pytest.fixture
+def torch(cupy, monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    array = cupy_like.ndarray
+    monkeypatch.setattr(array, "__dlpack__", lambda self, **_: self.host.__dlpack__(), False)
+    monkeypatch.setattr(array, "__dlpack_device__", lambda self: (1, 0), raising=False)
+    stream = SimpleNamespace(cuda_stream=0)
+    for name, value in (
+        ("is_available", True),
+        ("synchronize", None),
+        ("is_current_stream_capturing", False),
+        ("current_device", 0),
+        ("current_stream", stream),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(tensors, "DEVICE_TYPE", "cpu")
+    return torch
+
+
+def test_tensors_share_memory(torch, cupy):
+    report = Report()
+    tensors.run(cupy, report)
+    assert len(report.rows) == 6  # 5 dtypes, and one that outlives its pool
+    assert all(verdicts(report).values())
+
+
+def test_tensors_that_are_copies_are_noticed(torch, cupy, monkeypatch):
+    from kvpool.interop import torch as interop
+
+    real = interop.tensor_of
+    monkeypatch.setattr(interop, "tensor_of", lambda *arguments: real(*arguments).clone())
+    report = Report()
+    tensors.run(cupy, report)
+    shared = [row for row in report.rows if "same memory" in row["case"]]
+    assert not any(row["ok"] for row in shared)
+    assert "address" in shared[0]["note"]
+
+
+# ---- the whole
+
+
+def test_sections_run_from_the_command_line(guests, cupy, tiny, monkeypatch):
+    monkeypatch.setattr(jit, "start", lambda folder, kernels: [])
+    monkeypatch.setattr(gpu_check, "captures", lambda *_: {"stand-in": capture})
+    monkeypatch.setattr(gpu_check.guests, "why_no_torch", lambda: None)
+    sections = ["flashinfer", "graphs"]
+    options = gpu_check.parse(["--small", "--only", *sections])
+    report = gpu_check.check(options, cupy)
+    assert not report.failed
+    found = list(dict.fromkeys(row["section"] for row in report.rows))
+    assert found == [name for name in gpu_check.SECTIONS if name in sections]
