@@ -7,7 +7,6 @@ are the real ones. Each section must pass, and must notice what it is there to n
 import re
 import sys
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ import pytest
 
 from bench import gpu_check
 from bench.gpu import (
-    attention,
     correct,
     graphs,
     jit,
@@ -24,71 +22,14 @@ from bench.gpu import (
     reference,
     tables,
     tensors,
-    workspaces,
 )
 from bench.gpu.report import Report
 from kvpool import KVCachePool
 from kvpool.attention import PagedAttention
-from tests.fakes import cupy_like, flashinfer_like, torch_like
+from tests.fakes import cupy_like, flashinfer_like
+from tests.sim.checking import DOCS, capture, verdicts
 
 pytestmark = pytest.mark.sim
-
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    """The stand-in for CuPy, in its place."""
-    fake = cupy_like.module()
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    return fake
-
-
-@pytest.fixture
-def guests(cupy, monkeypatch):
-    """Stand-ins for torch and FlashInfer."""
-    torch_like.install(monkeypatch)
-    flashinfer_like.install(monkeypatch)
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    """Sizes for the simulator, which needs a tenth of a millisecond for a thread."""
-    sizes = {
-        correct: {"SHAPES": ((1, 8), (3, 5)), "SLOTS": 64},
-        graphs: {"HEADS": 1, "HEAD_DIM": 8},
-        tables: {"PAGE_SIZES": (4,), "MAX_SEQ_LEN": 64, "NUM_PAGES": 40, "MAX_BATCH": 5},
-        attention: {"KV_HEADS": 1, "HEAD_DIM": 64, "NUM_SLOTS": 256, "GROUPS": (1, 4)},
-        loops: {"KV_HEADS": 1, "NUM_Q_HEADS": 4, "HEAD_DIM": 64, "STEPS": 5, "PAGE_SIZE": 4},
-        prepare: {"BATCHES": (1, 3), "LENGTH": 31, "STEPS": 20, "WARM_UP": 3, "HEAD_DIM": 64},
-    }
-    sizes[workspaces] = {"KV_HEADS": 1, "HEAD_DIM": 64, "LENGTH": 20}
-    sizes[workspaces] |= {"CASES": ((5, 1, 1), (3, 2, 4))}
-    sizes[attention] |= {"PAGE_SIZES": (4,), "PROMPTS": (13, 9, 5, 1), "PREFIX": 8}
-    sizes[loops] |= {"PROMPTS": (2, 5, 7)}
-    for module, values in sizes.items():
-        for name, value in values.items():
-            monkeypatch.setattr(module, name, value)
-
-
-def verdicts(report):
-    return {row["case"]: row["ok"] for row in report.rows if row["ok"] is not None}
-
-
-def capture(work):
-    """As `bench.gpu.capture`: a replay does the same launches, and may do nothing else."""
-
-    def launch():
-        flashinfer_like.State.captured.clear()
-        with cupy_like.capture():
-            work()
-
-    def replay():
-        launch()
-        flashinfer_like.replay()
-
-    launch()
-    return replay
 
 
 # ---- kernels and tables
@@ -167,145 +108,6 @@ def test_tables_notice_a_wrong_entry(cupy, tiny, monkeypatch):
     report = Report(small=True)
     tables.run(report)
     assert list(verdicts(report).values()) == [False, False]
-
-
-# ---- attention
-
-
-def test_array_code_is_within_tolerance(cupy, tiny, monkeypatch):
-    monkeypatch.setitem(sys.modules, "flashinfer", None)
-    monkeypatch.setattr(attention, "FP8_DTYPES", ("float8_e5m2",))
-    report = Report()
-    attention.run_array_code(cupy, report)
-    assert len(report.rows) == 9  # 3 stored dtypes x 3 kinds of steps
-    assert all(row["ok"] for row in report.rows)
-
-
-def test_flashinfer_is_within_tolerance(guests, cupy, tiny):
-    report = Report()
-    attention.run_flashinfer(cupy, report, {})
-    assert len(report.rows) == 9
-    assert all(row["ok"] for row in report.rows)
-    assert flashinfer_like.State.count("plan") == 18  # 9 x 2 groups; one for both layers
-
-
-def test_kernels_that_were_not_compiled_leave_their_groups_out(guests, cupy, tiny):
-    report = Report()
-    missing = {("decode", "bfloat16"): "not compiled", ("prefill", "float8_e5m2"): "not compiled"}
-    attention.run_flashinfer(cupy, report, missing)
-    skipped = [row["case"] for row in report.rows if "skipped" in row["note"]]
-    assert skipped == [
-        "decode, bfloat16, pages of 4, groups 1",
-        "prefill, float8_e5m2, pages of 4, groups 1 4",
-        "decode, float8_e5m2, pages of 4, groups 4",
-        "verify, float8_e5m2, pages of 4, groups 1 4",
-    ]
-    assert len(verdicts(report)) == 7
-    assert all(verdicts(report).values())
-
-
-def test_large_steps_are_planned_over_a_graph(guests, cupy, tiny):
-    report = Report()
-    workspaces.run(cupy, report, {})
-    assert list(verdicts(report).values()) == [True, True]
-    assert flashinfer_like.State.count("plan") == 2
-
-
-def test_a_plan_that_does_not_fit_fails(guests, cupy, tiny, monkeypatch):
-    def plan(*_, **__):
-        raise RuntimeError("Failed to allocate memory for batch_prefill_tmp_v")
-
-    monkeypatch.setattr(flashinfer_like.Wrapper, "_plan", plan)
-    report = Report()
-    workspaces.run(cupy, report, {})
-    assert list(verdicts(report).values()) == [False, False]
-    assert "batch_prefill_tmp_v" in report.failed[0]["note"]
-
-
-@pytest.mark.parametrize("kind", ["decode", "prefill"])
-def test_a_process_that_compiles_attends_once(guests, tiny, kind):
-    jit.attend_once(kind, "float8_e4m3fn")
-    made = {type(wrapper) for name, wrapper, _ in flashinfer_like.State.calls if name == "run"}
-    assert [each.__name__ for each in made] == [f"Batch{kind.title()}WithPagedKVCacheWrapper"]
-
-
-def test_a_process_that_compiles_nothing_fails(cupy, tiny, monkeypatch):
-    monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(RuntimeError, match="kvpool finds no FlashInfer"):
-        jit.attend_once("decode", "bfloat16")
-
-
-def other_layer(monkeypatch):
-    from kvpool.interop.torch import PoolTensors
-
-    real = PoolTensors.paged_layer
-    monkeypatch.setattr(PoolTensors, "paged_layer", lambda self, layer: real(self, 0))
-
-
-def no_mask(monkeypatch):
-    real = flashinfer_like.Wrapper._plan
-
-    def plan(self, *arguments, causal, **rest):
-        return real(self, *arguments, causal=False, **rest)
-
-    monkeypatch.setattr(flashinfer_like.Wrapper, "_plan", plan)
-
-
-def other_scale(monkeypatch):
-    real = flashinfer_like.Wrapper.run
-
-    def run(self, *arguments, v_scale=None, **rest):
-        return real(self, *arguments, v_scale=v_scale and v_scale * 1.02, **rest)
-
-    monkeypatch.setattr(flashinfer_like.Wrapper, "run", run)
-
-
-def no_numbers(monkeypatch):
-    real = flashinfer_like.Wrapper.run
-
-    def run(self, **arguments):
-        real(self, **arguments).host[-1, -1, -1] = np.nan
-
-    monkeypatch.setattr(flashinfer_like.Wrapper, "run", run)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "stored", "failing"),
-    [
-        (other_layer, "bfloat16", "prefill decode verify"),
-        (no_mask, "bfloat16", "prefill verify"),
-        (other_scale, "float8_e4m3fn", "prefill decode verify"),
-        (no_numbers, "bfloat16", "prefill decode verify"),
-    ],
-)
-def test_wrong_attention_is_noticed(guests, cupy, tiny, monkeypatch, spoil, stored, failing):
-    spoil(monkeypatch)
-    report = Report()
-    attention.flow(cupy, report, "flashinfer", stored, 4, attention.BF16)
-    found = [row["case"].split(",")[0] for row in report.failed]
-    assert " ".join(found) == failing
-
-
-def test_attention_of_another_backend_is_no_success(guests, cupy, tiny, monkeypatch):
-    from kvpool.interop.flashinfer import FlashInferWorkspace
-
-    monkeypatch.setattr(FlashInferWorkspace, "unsupported", lambda *_: "not today")
-    report = Report()
-    attention.flow(cupy, report, "flashinfer", "bfloat16", 4, attention.BF16)
-    assert len(report.failed) == 3
-    assert "dense attends, and not flashinfer" in report.failed[0]["note"]
-
-
-def test_reference_is_softmax_over_what_is_seen():
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal(shape) for shape in ((2, 2, 3), (5, 1, 3), (5, 1, 3)))
-    out, most = reference.attend(q, k, v, 0.5)
-    for i, head in np.ndindex(2, 2):
-        seen = 4 + i
-        weights = np.exp(0.5 * k[:seen, 0] @ q[i, head])
-        weights /= weights.sum()
-        np.testing.assert_allclose(out[i, head], weights @ v[:seen, 0])
-        np.testing.assert_allclose(most[i, head], weights @ np.abs(v[:seen, 0]))
 
 
 # ---- loops and costs
