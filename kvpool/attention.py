@@ -61,6 +61,12 @@ class PagedAttention:
             raise ValueError(
                 f"the page table has page_size {table.page_size}, the pool {pool.page_size}"
             )
+        if table.scratch_page > pool.num_pages:
+            # A draft pool beside the main one: kernels do not check page ids.
+            raise ValueError(
+                f"the page table is of a pool of {table.scratch_page} pages, this one has "
+                f"{pool.num_pages}: make a table by a step of the pool that is read"
+            )
         one_each = np.arange(table.batch_size + 1, dtype=np.int32)
         self._qo_indptr = one_each if qo_indptr is None else _csr(qo_indptr, table.batch_size)
         # A graph keeps the kernel that it was captured with; elsewhere one query a row is decode.

@@ -65,7 +65,8 @@ class Filling:
     window_len : int
         Positions that each row writes.
     may_put : bool
-        Whether a put may use the write slots; not after `install`, which knows of no positions.
+        Whether a put may use the write slots; not after `install`, which knows of no positions,
+        nor after the block that they were prepared for.
     num_shrinks : int
         How often the rows had given pages back: after one more, the table may list such a page.
     """

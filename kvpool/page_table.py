@@ -36,6 +36,8 @@ class PageTable:
         int64 ``[batch]``, tokens of each row.
     page_size, batch_size : int
         Tokens per page, rows.
+    scratch_page : int
+        The page behind the last of the pool's: its number of pages.
     version : int
         Grows whenever the content changes in place: what was planned for a table and a version
         holds for both.
@@ -73,7 +75,7 @@ class PageTable:
         self.version = 0
         self._indices_host = indices
         self._device = device
-        self._scratch_page = scratch_page
+        self.scratch_page = scratch_page
 
     @property
     def indices_host(self) -> NDArray[np.int32]:
@@ -111,7 +113,7 @@ class PageTable:
             raise ValueError(
                 f"max_pages must be at least {longest}, the longest row's pages, got {max_pages}"
             )
-        dense = np.full((self.batch_size, max_pages), self._scratch_page, np.int32)
+        dense = np.full((self.batch_size, max_pages), self.scratch_page, np.int32)
         dense[np.arange(max_pages) < counts[:, None]] = self.indices_host
         return self._device.to_device(dense)
 

@@ -40,7 +40,8 @@ class Graph:
 
     ``with graph:`` is for a captured or replayed pass: inside of it `Step.put`, `Step.page_table`
     and `Step.window_slot_indices` of the prepared step are the graph's, so that model code is the
-    same with and without a graph. Blocks nest; the innermost counts.
+    same with and without a graph. Blocks nest; the innermost counts. `prepare` comes before the
+    block or in it, and once for each pass.
     """
 
     name = "graph"
@@ -71,11 +72,14 @@ class Graph:
 
     def __exit__(self, *_: object) -> None:
         self._wiring.mode.leave()
+        if self.buffers is not None and self.buffers.filling is not None and not self.enabled:
+            # The next pass writes elsewhere: its positions are not known until a prepare.
+            self.buffers.filling.may_put = False
 
     def holds(self, rows: StepRows) -> bool:
-        """Whether the buffers prepared last are for these rows of a step."""
+        """Whether the buffers prepared last are for these rows of a step, and their pages."""
         filling = None if self.buffers is None else self.buffers.filling
-        return filling is not None and filling.rows is rows
+        return filling is not None and filling.rows is rows and filling.has_its_pages
 
     # ---- buckets
 

@@ -23,7 +23,8 @@ class DecodeGraph(Graph):
 
         It declares what the pass writes: `valid_len` of each row rises to its position + 1 on all
         layers, if it reached up to the position before. Rows of padding write to the scratch page
-        and declare nothing.
+        and declare nothing. The tokens are not there before the replay: checkpoint or fork a
+        request after it.
 
         Parameters
         ----------

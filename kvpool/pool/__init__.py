@@ -127,7 +127,7 @@ class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages):
 
         Give it the main pool's dtype and page size: a batched draft step over a pool that differed
         in them ran into an illegal memory access, because both pools share one decode call
-        (`tests/test_flow_pages.py` keeps this scar).
+        (`tests/test_flow_mtp.py` keeps this scar).
         """
         return cls._of(layout, _cap(layout, page_size), page_size, device, dtype)
 

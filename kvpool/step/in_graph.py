@@ -131,7 +131,8 @@ class StepInGraph(StepBase):
         assert filling is not None
         if not filling.may_put:
             raise KVCacheStateError(
-                f"the {graph.name} knows no positions after install: call prepare before a put"
+                f"the {graph.name} knows no positions after install, or after the block that it "
+                "was prepared for: call prepare before a put"
             )
         storage = self._storage
         k, v = storage.device.float_array(k, "k"), storage.device.float_array(v, "v")

@@ -255,6 +255,9 @@ class StepBase:
         self._rows.cap(lengths)
         graph = self._graph_mode.current
         if graph is not None and graph.holds(self._rows):
+            # What was made outside of the block must not show what is taken back in it.
+            if self._page_table is not None and not self._page_table.bump(lengths):
+                self._page_table = None
             in_place: bool = graph.buffers.seal(lengths)
             return in_place
         if self._page_table is None:
