@@ -11,6 +11,11 @@ from kvpool_ext.lease import PageLease
 
 ExtraKey = str | bytes | int | None
 
+# A bound request is its lease: the number of that is the request's id, its row that of the written
+# lengths. One object, entered in the books and struck off in one call, so that no interrupt finds
+# pages without a request.
+Request = PageLease
+
 
 @dataclass(frozen=True)
 class RequestInfo:
@@ -48,27 +53,15 @@ class RequestInfo:
     @classmethod
     def of(cls, request: Request, valid_len: int, page_size: int) -> RequestInfo:
         """What there is to say of a request now."""
-        lease = request.lease
-        page_ids = lease.pages()
+        page_ids = request.pages()
         page_ids.flags.writeable = False
         return cls(
-            request_id=request.request_id,
-            capacity=lease.num_pages * page_size,
-            matched_len=lease.matched_pages * page_size,
+            request_id=request.tag,
+            capacity=request.num_pages * page_size,
+            matched_len=request.matched_pages * page_size,
             valid_len=valid_len,
-            shared_len=lease.shared_pages * page_size,
+            shared_len=request.shared_pages * page_size,
             page_ids=page_ids,
-            extra_key=lease.extra_key,
-            priority=lease.priority,
+            extra_key=request.extra_key,
+            priority=request.priority,
         )
-
-
-class Request:
-    """A bound request: its id, its pages, and its row in the table of written lengths."""
-
-    __slots__ = ("lease", "request_id", "row")
-
-    def __init__(self, request_id: int, lease: PageLease, row: int) -> None:
-        self.request_id = request_id
-        self.lease = lease
-        self.row = row

@@ -25,9 +25,7 @@ from kvpool.errors import KVCacheStateError, UnknownRequestError
 from kvpool.paging import num_pages_for_length
 from kvpool.request import ExtraKey, Request, RequestInfo
 from kvpool.words import exhausted, past_capacity
-from kvpool_ext.lease import PageLease
 from kvpool_ext.ledger import PageLedger
-from kvpool_ext.lengths import LengthTable
 from kvpool_ext.tokens import as_tokens
 
 
@@ -41,47 +39,38 @@ class RequestTable:
     """
 
     def __init__(self, num_pages: int, page_size: int, num_layers: int) -> None:
-        self.ledger = PageLedger(num_pages, page_size)
-        self.written = LengthTable(num_layers)
+        self.ledger = PageLedger(num_pages, page_size, num_layers)
         self.page_size = page_size
         self.num_pages = num_pages
-        # Steps look here whether one of their requests, or a page of one, may have gone.
-        self.losses = 0
         self.prefix_prompt_tokens = 0
         self.prefix_match_tokens = 0
         self.prefix_insert_tokens = 0
         self.bind_failures = 0
-        self._requests: dict[int, Request] = {}
-        self._last_id = 0
+        self._by_id = self.ledger.leases
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._by_id)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
+        return iter(self._by_id.values())
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._requests
+        return request_id in self._by_id
 
     def get(self, request_id: int) -> Request:
         """The request behind an id, or UnknownRequestError."""
         try:
-            request = self._requests.get(request_id)
-        except TypeError:
-            request = None
-        if request is not None and request.lease.live:
-            return request
-        if request is not None:
-            # An interrupt came between the end of its lease and the end of its entry.
-            self._forget(request)
-        raise UnknownRequestError(
-            f"request {request_id!r} is not bound (ids are never reused; {len(self)} are bound)"
-        )
+            return self._by_id[request_id]
+        except (KeyError, TypeError):
+            raise UnknownRequestError(
+                f"request {request_id!r} is not bound (ids are never reused; {len(self)} are "
+                "bound)"
+            ) from None
 
     def get_all(self, request_ids: Iterable[int]) -> list[Request]:
-        """`get` of many ids at once; which of them are live is left to who makes a step of it."""
+        """`get` of many ids at once."""
         try:
-            return [*map(self._requests.__getitem__, request_ids)]
+            return [*map(self._by_id.__getitem__, request_ids)]
         except (KeyError, TypeError):
             return [*map(self.get, request_ids)]
 
@@ -91,16 +80,23 @@ class RequestTable:
         self, prompt: Any, total_capacity: int, extra_key: ExtraKey, priority: int, reuse: bool
     ) -> Request:
         """Bind strictly: all of `total_capacity`, or KVCacheExhaustedError and no change."""
-        lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
-        if lease is None:
-            self.bind_failures += 1
-            what, needed = f"binding {total_capacity} tokens", self.ledger.needed_pages
-            num_pages = self._pages(total_capacity)
-            raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
-        if reuse:
-            self.prefix_prompt_tokens += lease.prompt_len
-            self.prefix_match_tokens += lease.matched_pages * self.page_size
-        return self._admit(lease)
+        last_tag = self.ledger.last_tag
+        try:
+            lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
+            if lease is None:
+                self.bind_failures += 1
+                what, needed = f"binding {total_capacity} tokens", self.ledger.needed_pages
+                num_pages = self._pages(total_capacity)
+                raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
+            if reuse:
+                self.prefix_prompt_tokens += lease.prompt_len
+                self.prefix_match_tokens += lease.matched_pages * self.page_size
+            return lease
+        except BaseException:
+            # Also an interrupt: nobody would know the id of what was bound.
+            if self.ledger.last_tag > last_tag:
+                self.ledger.release(self.ledger.leases[last_tag + 1])
+            raise
 
     def bind_alone(
         self, prompt: Any, total_capacity: int, extra_key: ExtraKey, reuse: bool
@@ -143,7 +139,7 @@ class RequestTable:
         for _ in range(batch_size):
             lease = self.ledger.bind_blank(num_pages, extra_key, reuse)
             assert lease is not None, "room_if_alone promised these pages"
-            requests.append(self._admit(lease))
+            requests.append(lease)
         return requests
 
     def fork(
@@ -160,81 +156,55 @@ class RequestTable:
         valid_len = self.valid_len(request)
         if total_capacity < max(1, valid_len):
             raise ValueError(
-                f"total_capacity is {total_capacity} tokens, request {request.request_id} has "
+                f"total_capacity is {total_capacity} tokens, request {request.tag} has "
                 f"{valid_len} written"
             )
         shared = valid_len // self.page_size
         num_pages = self._pages(total_capacity)
         lease = None
         if num_pages <= self.num_pages:
-            lease = self.ledger.fork(request.lease, shared, num_pages)
+            lease = self.ledger.fork(request, shared, num_pages, valid_len)
         if lease is None:
             self.bind_failures += 1
             what, needed = f"forking with {total_capacity} tokens", num_pages - shared
             raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
-        child = self._admit(lease, valid_len)
         if valid_len % self.page_size == 0:
-            return child, None
+            return lease, None
         lease.entered_pages = shared + 1
-        return child, (int(request.lease.pages()[shared]), int(lease.pages()[shared]))
-
-    def _admit(self, lease: PageLease, written: int | None = None) -> Request:
-        try:
-            return self._list(lease, written)
-        except BaseException:
-            # Also an interrupt: pages without a request would be lost.
-            if lease.live and lease.tag not in self._requests:
-                self.ledger.release(lease)
-            raise
-
-    def _list(self, lease: PageLease, written: int | None) -> Request:
-        matched_len = lease.matched_pages * self.page_size
-        row = self.written.add(matched_len if written is None else written)
-        self._last_id += 1
-        request = Request(self._last_id, lease, row)
-        lease.tag = self._last_id
-        self._requests[self._last_id] = request
-        return request
+        return lease, (int(request.pages()[shared]), int(lease.pages()[shared]))
 
     # ---- while bound
 
     def valid_len(self, request: Request) -> int:
         """Leading tokens written on every layer and not taken back."""
-        return self.written.minimum(request.row)
+        return self.ledger.lengths.minimum(request.row)
 
     def capacity(self, request: Request) -> int:
         """Slots reserved, in tokens."""
-        return request.lease.num_pages * self.page_size
+        return request.num_pages * self.page_size
 
     def extend(self, request: Request, total_capacity: int) -> None:
         """Reserve up to `total_capacity`, all or nothing; less than there is changes nothing."""
         num_pages = self._pages(total_capacity)
-        if num_pages > self.num_pages or not self.ledger.extend(request.lease, num_pages):
-            what = f"extending request {request.request_id} to {total_capacity} tokens"
-            needed = num_pages - request.lease.num_pages
+        if num_pages > self.num_pages or not self.ledger.extend(request, num_pages):
+            what = f"extending request {request.tag} to {total_capacity} tokens"
+            needed = num_pages - request.num_pages
             raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
 
     def shrink(self, request: Request, total_capacity: int) -> None:
         """Give back whole pages past `total_capacity` that hold no token; one page stays."""
-        lease = request.lease
-        keep = max(self._pages(total_capacity), lease.entered_pages, lease.shared_pages, 1)
-        if keep < lease.num_pages:
-            self.ledger.shrink(lease, keep)
-            self.losses += 1
+        keep = max(self._pages(total_capacity), request.entered_pages, request.shared_pages, 1)
+        if keep < request.num_pages:
+            self.ledger.shrink(request, keep)
 
     def mark_written(self, request: Request, length: int) -> None:
         """Declare ``[0, length)`` present on every layer; only ever raises."""
-        num_pages, lease = self._pages(length), request.lease
-        if length > self.capacity(request):
-            raise past_capacity(self.ledger, lease, length)
-        self.written.raise_to(request.row, length)
-        lease.entered_pages = max(lease.entered_pages, num_pages)
+        if not self.ledger.mark(request, length):
+            raise past_capacity(self.ledger, request, length)
 
     def checkpoint(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert what is written so far and keep the request bound."""
-        # Foreign tokens may run code: before anything is read here.
-        tokens = as_tokens(tokens)
-        inserted = self.ledger.checkpoint(request.lease, tokens, self.valid_len(request), reuse)
+        inserted = self.ledger.checkpoint(request, tokens, reuse)
         self.prefix_insert_tokens += inserted
         return inserted
 
@@ -246,29 +216,18 @@ class RequestTable:
 
     def finish(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert the written whole pages of `tokens`, then unbind."""
-        tokens = as_tokens(tokens)
-        inserted = self.ledger.finish(request.lease, tokens, self.valid_len(request), reuse)
+        inserted = self.ledger.finish(request, tokens, reuse)
         self.prefix_insert_tokens += inserted
-        self._forget(request)
         return inserted
 
     def unbind(self, request: Request) -> None:
         """Give all pages back; nothing is inserted."""
-        if request.lease.live:
-            self.ledger.release(request.lease)
-        self._forget(request)
+        self.ledger.release(request)
 
     def unbind_all(self) -> None:
         """Unbind every request, the oldest first."""
-        for request in list(self._requests.values()):
-            self.unbind(request)
-        for lease in list(self.ledger.leases):
-            self.ledger.release(lease)
-
-    def _forget(self, request: Request) -> None:
-        del self._requests[request.request_id]
-        self.written.remove(request.row)
-        self.losses += 1
+        for request in list(self):
+            self.ledger.release(request)
 
     # ---- looking
 
@@ -283,16 +242,12 @@ class RequestTable:
             self.ledger.check()
         except RuntimeError as error:
             raise KVCacheStateError(str(error)) from None
-        if {request.lease for request in self} != self.ledger.leases:
-            raise KVCacheStateError(
-                f"{len(self)} requests are bound, {len(self.ledger.leases)} leases are live"
-            )
         for request in self:
             valid, capacity = self.valid_len(request), self.capacity(request)
-            shared_len = request.lease.shared_pages * self.page_size
+            shared_len = request.shared_pages * self.page_size
             if not shared_len <= valid <= capacity:
                 raise KVCacheStateError(
-                    f"request {request.request_id} has valid_len {valid}, expected "
+                    f"request {request.tag} has valid_len {valid}, expected "
                     f"{shared_len} .. {capacity}"
                 )
 

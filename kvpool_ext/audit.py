@@ -114,7 +114,7 @@ def check_ledger(ledger: PageLedger) -> None:
     tree_pages = [view.pages for view in ledger.tree.nodes()]
     for group in (ledger.allocator.free_pages(), ledger.allocator.taken_pages(), *tree_pages):
         np.add.at(claims, group, 1)
-    for lease in ledger.leases:
+    for lease in ledger.leases.values():
         np.add.at(held, lease.private_pages(), 1)
     claims += held > 0
     if (claims != 1).any():
@@ -150,7 +150,7 @@ def locate(ledger: PageLedger, page: int) -> tuple[str, PageLease | NodeView | N
         found = np.flatnonzero(view.pages == page)
         if found.size:
             return "tree", view, int(found[0])
-    for lease in sorted(ledger.leases, key=lambda lease: lease.tag or 0):
+    for lease in ledger.leases.values():
         found = np.flatnonzero(lease.pages() == page)
         if found.size:
             return "private", lease, int(found[0])
@@ -161,5 +161,7 @@ def _claimants(ledger: PageLedger, page: int) -> str:
     found = ["the free list"] if page in ledger.allocator.free_pages() else []
     found += ["taken"] if page in ledger.allocator.taken_pages() else []
     found += [f"tree node {view.node}" for view in ledger.tree.nodes() if page in view.pages]
-    found += [f"lease {lease.tag}" for lease in ledger.leases if page in lease.private_pages()]
+    found += [
+        f"lease {lease.tag}" for lease in ledger.leases.values() if page in lease.private_pages()
+    ]
     return ", ".join(found) or "nobody"

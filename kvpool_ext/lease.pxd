@@ -11,7 +11,8 @@ from kvpool_ext.types cimport node_t, page_t, token_t
 #   [tree, shared)         held with forks of the same lineage, read-only
 #   [tree or shared, num)  private
 cdef class PageLease:
-    cdef public object tag         # the caller's name for this lease, in errors and pictures
+    cdef readonly object tag       # its number in the ledger, from 1 up and never used twice
+    cdef readonly Py_ssize_t row   # of the ledger's `lengths`, while it is live
     cdef readonly int64_t serial   # no two leases of a process have the same
     cdef TokenRuns runs            # where `page_ids` and `known` are
     cdef page_t *page_ids

@@ -1,10 +1,9 @@
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 class PageLease:
-    tag: Any
+    tag: int
+    row: int
     serial: int
     num_pages: int
     matched_pages: int

@@ -50,5 +50,4 @@ cdef PageLease new_lease(Py_ssize_t num_pages, TokenRuns runs):
     lease.serial = num_leases
     lease.num_pages = num_pages
     lease.node = NO_NODE
-    lease.live = True
     return lease

@@ -36,6 +36,8 @@ cdef class PageLedger(LedgerMoves):
         Pages of the pool.
     page_size : int
         Tokens per page.
+    num_columns : int
+        Columns of the written lengths (layers of the pool).
     """
 
     @property
@@ -97,7 +99,7 @@ cdef class PageLedger(LedgerMoves):
             lease.tree_pages = walk.num_pages
             lease.shared_pages = walk.num_pages
             lease.entered_pages = walk.num_pages
-        self.leases.add(lease)
+        self.admit(lease, walk.num_pages * self.page_size)
         if lease.node != NO_NODE:
             self.tree.lock_path(lease.node, NO_NODE)
         self.claim(lease.page_ids + walk.num_pages, need)
@@ -123,7 +125,7 @@ cdef class PageLedger(LedgerMoves):
         lease.extra_key = key
         lease.publishes = publishes
         lease.epoch = self.tree.epoch
-        self.leases.add(lease)
+        self.admit(lease, 0)
         self.claim(lease.page_ids, num_pages)
         self.verify()
         return lease
@@ -216,13 +218,27 @@ cdef class PageLedger(LedgerMoves):
             self.drop_pages(lease, num_pages, lease.num_pages)
             lease.num_pages = num_pages
             lease.num_shrinks += 1
+            self.num_losses += 1
         self.verify()
 
-    def fork(self, PageLease lease, Py_ssize_t num_shared, Py_ssize_t num_pages):
+    def mark(self, PageLease lease, length):
+        """Declare the first `length` tokens written in every column; False, and no change, past the lease's pages."""
+        cdef Py_ssize_t num_tokens
+        self.check_live(lease)
+        # As a Python number: it may be beyond any of C's.
+        if length > lease.num_pages * self.page_size:
+            return False
+        num_tokens = length
+        self.lengths.raise_to(lease.row, num_tokens)
+        lease.entered_pages = max(lease.entered_pages, (num_tokens + self.page_size - 1) // self.page_size)
+        return True
+
+    def fork(self, PageLease lease, Py_ssize_t num_shared, Py_ssize_t num_pages, Py_ssize_t valid_len):
         """A second lease over the first `num_shared` pages of `lease`, with private pages up to `num_pages`.
 
         The shared pages become read-only for both and count once; what of them is not the tree's goes to the tree with
-        the first holder that publishes, or back to the free list with the last that lets go. None when short.
+        the first holder that publishes, or back to the free list with the last that lets go. None when short. The
+        child starts with `valid_len` written tokens.
         """
         cdef Py_ssize_t need = num_pages - num_shared, i, num_known
         cdef PageLease child
@@ -253,11 +269,11 @@ cdef class PageLedger(LedgerMoves):
         child.epoch = lease.epoch
         child.node = lease.node
         child.duplicates = None if lease.duplicates is None else list(lease.duplicates)
+        self.admit(child, valid_len)
         if lease.lineage is None:
             lease.lineage = {lease: None}
         child.lineage = lease.lineage
         lease.lineage[child] = None
-        self.leases.add(child)
         for start, end in lease.duplicates or ():
             for i in range(start, end):
                 self.add_holder(lease.page_ids[i])
@@ -273,8 +289,8 @@ cdef class PageLedger(LedgerMoves):
 
     # ---- into the tree, and back
 
-    def checkpoint(self, PageLease lease, tokens, Py_ssize_t valid_len, bint reuse):
-        """Publish the whole pages of the first `valid_len` tokens and keep the lease; returns new tokens cached.
+    def checkpoint(self, PageLease lease, tokens, bint reuse):
+        """Publish the whole written pages of `tokens` and keep the lease; returns new tokens cached.
 
         Page ids of the lease stay. Pages that the tree got meanwhile from another lease stay private duplicates here.
         """
@@ -285,7 +301,7 @@ cdef class PageLedger(LedgerMoves):
         self.tree.enter()
         self.check_live(lease)
         self.verify_tokens(lease, data, num_tokens)
-        num_pages = min(num_tokens, valid_len) // self.page_size
+        num_pages = min(num_tokens, self.lengths.minimum(lease.row)) // self.page_size
         if not reuse or not self.may_publish(lease):
             return 0
         if num_pages <= lease.tree_pages:
@@ -306,8 +322,8 @@ cdef class PageLedger(LedgerMoves):
         self.verify()
         return inserted * self.page_size
 
-    def finish(self, PageLease lease, tokens, Py_ssize_t valid_len, bint reuse):
-        """Publish the whole pages of the first `valid_len` tokens, then release; returns new tokens cached.
+    def finish(self, PageLease lease, tokens, bint reuse):
+        """Publish the whole written pages of `tokens`, then release; returns new tokens cached.
 
         Raises
         ------
@@ -321,7 +337,7 @@ cdef class PageLedger(LedgerMoves):
         self.tree.enter()
         self.check_live(lease)
         self.verify_tokens(lease, data, num_tokens)
-        num_pages = min(num_tokens, valid_len) // self.page_size
+        num_pages = min(num_tokens, self.lengths.minimum(lease.row)) // self.page_size
         tree_pages = lease.tree_pages
         if reuse and self.may_publish(lease) and num_pages <= tree_pages:
             self.raise_path(lease, num_pages)
@@ -412,7 +428,7 @@ cdef class PageLedger(LedgerMoves):
         cdef node_t n
         cdef PageLease lease
         starts = dict(self.tree.user_locks)
-        for lease in self.leases:
+        for lease in self.leases.values():
             if lease.node != NO_NODE:
                 starts[lease.node] = starts.get(lease.node, 0) + 1
         found = {}

@@ -10,4 +10,8 @@ cdef class LengthTable:
     cdef list free_rows
 
     cdef int32_t *row(self, Py_ssize_t row) noexcept nogil
+    cpdef Py_ssize_t add(self, Py_ssize_t length) except -1
+    cpdef int remove(self, Py_ssize_t row) except -1
+    cpdef Py_ssize_t minimum(self, Py_ssize_t row) noexcept
+    cpdef void raise_to(self, Py_ssize_t row, Py_ssize_t length) noexcept
     cpdef void cap(self, Py_ssize_t row, Py_ssize_t length) noexcept

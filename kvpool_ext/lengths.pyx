@@ -23,7 +23,7 @@ cdef class LengthTable:
     cdef int32_t *row(self, Py_ssize_t row) noexcept nogil:
         return self.lengths + row * self.num_columns
 
-    def add(self, Py_ssize_t length):
+    cpdef Py_ssize_t add(self, Py_ssize_t length) except -1:
         """A row with `length` in every column; returns its index."""
         cdef Py_ssize_t row, grown, i
         cdef int32_t *lengths
@@ -43,11 +43,12 @@ cdef class LengthTable:
             self.row(row)[i] = <int32_t>length
         return row
 
-    def remove(self, Py_ssize_t row):
+    cpdef int remove(self, Py_ssize_t row) except -1:
         """Give a row back."""
         self.free_rows.append(row)
+        return 0
 
-    def minimum(self, Py_ssize_t row):
+    cpdef Py_ssize_t minimum(self, Py_ssize_t row) noexcept:
         """The smallest length of a row."""
         cdef int32_t *lengths = self.row(row)
         cdef int32_t smallest = lengths[0]
@@ -56,7 +57,7 @@ cdef class LengthTable:
             smallest = min(smallest, lengths[i])
         return smallest
 
-    def raise_to(self, Py_ssize_t row, Py_ssize_t length):
+    cpdef void raise_to(self, Py_ssize_t row, Py_ssize_t length) noexcept:
         """Raise every column of a row to at least `length`."""
         cdef int32_t *lengths = self.row(row)
         cdef Py_ssize_t i

@@ -1,6 +1,7 @@
 from libc.stdint cimport int32_t
 
 from kvpool_ext.lease cimport PageLease
+from kvpool_ext.lengths cimport LengthTable
 from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.radix cimport RadixCache
 from kvpool_ext.tree cimport Walk
@@ -12,9 +13,13 @@ cdef class LedgerMoves:
     cdef readonly RadixCache tree
     cdef readonly Py_ssize_t page_size
     cdef readonly Py_ssize_t needed_pages   # private pages that the last short call wanted
-    cdef readonly set leases
+    cdef readonly dict leases      # tag -> lease, in the order in which they were bound
+    cdef readonly LengthTable lengths       # written lengths of the leases
+    cdef readonly Py_ssize_t num_losses     # how often a lease ended or gave pages back: steps look here
+    cdef readonly Py_ssize_t last_tag       # of the lease that was made last
     cdef int32_t *holders          # leases that hold a page as shared, 0 for a single one; made at the first fork
 
+    cdef int admit(self, PageLease lease, Py_ssize_t written) except -1
     cdef int check_live(self, PageLease lease) except -1
     cdef int verify(self) except -1
     cdef void add_holder(self, page_t page) noexcept nogil

@@ -1,4 +1,5 @@
 from kvpool_ext.lease import PageLease
+from kvpool_ext.lengths import LengthTable
 from kvpool_ext.pages import PageAllocator
 from kvpool_ext.radix import RadixCache
 
@@ -7,5 +8,8 @@ class LedgerMoves:
     tree: RadixCache
     page_size: int
     needed_pages: int
-    leases: set[PageLease]
-    def __init__(self, num_pages: int, page_size: int) -> None: ...
+    leases: dict[int, PageLease]
+    lengths: LengthTable
+    num_losses: int
+    last_tag: int
+    def __init__(self, num_pages: int, page_size: int, num_columns: int = 1) -> None: ...

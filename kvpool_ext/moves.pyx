@@ -8,6 +8,7 @@ from libc.string cimport memcmp, memcpy
 
 from kvpool_ext.arena cimport IS_ROOT, Node
 from kvpool_ext.lease cimport PageLease
+from kvpool_ext.lengths cimport LengthTable
 from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.radix cimport RadixCache
 from kvpool_ext.tree cimport Walk
@@ -22,18 +23,31 @@ cdef enum:
 cdef class LedgerMoves:
     """State and moves of a page ledger; `PageLedger` adds the verbs."""
 
-    def __cinit__(self, num_pages, page_size):
+    def __cinit__(self, num_pages, page_size, num_columns=1):
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixCache(page_size, "lru", num_pages)
         self.tree.allocator = self.allocator
         self.page_size = self.tree.page_size
-        self.leases = set()
+        self.leases = {}
+        self.lengths = LengthTable(num_columns)
 
     def __dealloc__(self):
         free(self.holders)
 
+    cdef int admit(self, PageLease lease, Py_ssize_t written) except -1:
+        """Enter a lease, with its written length, in the books; what comes after cannot fail."""
+        lease.row = self.lengths.add(written)
+        try:
+            lease.tag = self.last_tag + 1
+            self.leases[lease.tag] = lease
+        except MemoryError:
+            self.lengths.remove(lease.row)
+            raise
+        self.last_tag += 1
+        lease.live = True
+        return 0
+
     cdef int check_live(self, PageLease lease) except -1:
-        # An interrupt may end a call between the ledger and its caller's own books.
         if not lease.live:
             raise RuntimeError(f"lease {lease.tag} has ended: its pages are given back already")
         return 0
@@ -227,7 +241,9 @@ cdef class LedgerMoves:
         if lease.lineage is not None:
             del lease.lineage[lease]
             lease.lineage = None
-        self.leases.discard(lease)
+        del self.leases[lease.tag]
+        self.lengths.remove(lease.row)
+        self.num_losses += 1
         lease.live = False
         # Now, not with the object, which a step may keep.
         lease.runs.give(lease.known)

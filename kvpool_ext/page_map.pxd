@@ -6,7 +6,7 @@ from kvpool_ext.tables cimport StepRows
 
 # What one row of the map holds: the first pages of one lease.
 cdef struct RowNote:
-    int64_t tag                    # of the lease
+    int64_t serial                 # of the lease
     Py_ssize_t num_pages           # leading pages that are there; 0 where nothing is known
     Py_ssize_t num_shrinks         # of the lease then: since another one, its ids may be others
 

@@ -52,7 +52,7 @@ cdef class PageMapRows:
     cdef Py_ssize_t num_known(self, Py_ssize_t row, PageLease lease) except -1:
         """Leading pages of `lease` that the map has."""
         cdef RowNote *note = &self.notes[row]
-        if note.num_pages == 0 or note.num_shrinks != lease.num_shrinks or note.tag != <int64_t>lease.tag:
+        if note.num_pages == 0 or note.num_shrinks != lease.num_shrinks or note.serial != lease.serial:
             return 0
         return note.num_pages
 
@@ -162,12 +162,10 @@ cdef class PageMapRows:
         cdef Py_ssize_t b
         cdef PageLease lease
         cdef RowNote *note
-        cdef int64_t tag
         for b in range(step.batch_size):
             lease = <PageLease>step.lease_ptrs[b]
-            tag = lease.tag
             note = &self.notes[step.rows[b]]
-            note.tag = tag
+            note.serial = lease.serial
             note.num_pages = lease.num_pages
             note.num_shrinks = lease.num_shrinks
 

@@ -14,7 +14,6 @@ class StepRows:
     def __init__(
         self,
         leases: Sequence[PageLease],
-        rows: Sequence[int],
         lengths: LengthTable,
         page_size: int,
     ) -> None: ...

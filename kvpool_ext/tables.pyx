@@ -23,15 +23,13 @@ cdef class StepRows:
     ----------
     leases : sequence of PageLease
         One a row.
-    rows : sequence of int
-        Row of each lease in `lengths`.
     lengths : LengthTable
         Written lengths of all leases.
     page_size : int
         Tokens per page.
     """
 
-    def __cinit__(self, leases, rows, LengthTable lengths, Py_ssize_t page_size):
+    def __cinit__(self, leases, LengthTable lengths, Py_ssize_t page_size):
         cdef PageLease lease
         self.leases = list(leases)
         self.batch_size = len(self.leases)
@@ -45,7 +43,7 @@ cdef class StepRows:
         for b in range(self.batch_size):
             lease = self.leases[b]
             self.lease_ptrs[<Py_ssize_t>b] = <void *>lease
-            self.rows[<Py_ssize_t>b] = rows[b]
+            self.rows[<Py_ssize_t>b] = <int32_t>lease.row
 
     def __dealloc__(self):
         free(self.lease_ptrs)

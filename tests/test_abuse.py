@@ -1,11 +1,12 @@
 """What a reviewer broke: odd integers, interrupts, re-entry, slots that are not what they seem."""
 
+import signal
+
 import numpy as np
 import pytest
 
 from kvpool import KVCachePool, KVCacheStateError, RadixCache, UnknownRequestError
 from kvpool.attention import paged_attention
-from kvpool.requests import RequestTable
 from kvpool.storage import KVStorage
 from tests.helpers.pools import R, assert_ledger, cache_prompt, case_pool, st, write
 
@@ -94,34 +95,62 @@ def test_put_that_failed_to_zero_a_page_zeroes_it_when_tried_again(pool, monkeyp
     assert pool.step.get(0, 4)[0][0, :, 0, 0].tolist() == [1, 0, 0, 0]
 
 
-def test_bind_that_is_interrupted_loses_no_page(pool, monkeypatch):
-    def interrupted(self, lease, written):
-        raise KeyboardInterrupt
+def test_bind_that_is_interrupted_binds_nothing(pool, monkeypatch):
+    class Interrupted(int):
+        """Counters are what comes last in a bind."""
 
-    with monkeypatch.context() as patched:
-        patched.setattr(RequestTable, "_list", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pool.bind_request(R(1, 4), 8)
+        def __add__(self, other):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool._requests, "prefix_prompt_tokens", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        pool.bind_request(R(1, 4), 8)
+    assert pool.bound_request_count == 0
     assert st(pool) == (16, 0, 0, 0)
     assert_ledger(pool)
 
 
-@pytest.mark.parametrize("end", ["unbind_request", "unbind_requests", "finish_request"])
-def test_request_whose_end_was_interrupted_is_not_ended_twice(pool, monkeypatch, end):
-    request = pool.bind_request(R(1, 4), 8)
+def test_interrupts_at_any_moment_leave_the_books_in_order(pool):
+    """A timer interrupts binds, puts of a step, finishes and unbinds, wherever they are."""
+    rng = np.random.default_rng(0)
+    interrupted = 0
 
-    def interrupted(self, request):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(RequestTable, "_forget", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pool.unbind_request(request)
-    if end == "unbind_requests":
-        pool.unbind_requests()
-    else:
-        with pytest.raises(UnknownRequestError):
-            getattr(pool, end)(request, *([R(1, 4)] if end == "finish_request" else []))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(400):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(2e-6, 1.5e-4)))
+                request = pool.bind_request(R(1, 7), 12)
+                step = pool.activate_step(request)
+                for layer in range(2):
+                    step.put(layer, 4, rows(1, 3), rows(1, 3))
+                pool.mark_written(request, 7)
+                if rng.random() < 0.5:
+                    pool.finish_request(request, R(1, 7))
+                else:
+                    pool.unbind_request(request)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert_ledger(pool)
+            pool.unbind_requests()
+            assert pool.free_pages + pool.radix.total_size // 4 == 16
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 20
+
+
+@pytest.mark.parametrize("end", ["unbind_request", "finish_request"])
+def test_request_that_has_ended_is_not_ended_twice(pool, end):
+    request = pool.bind_request(R(1, 4), 8)
+    pool.unbind_request(request)
+    with pytest.raises(UnknownRequestError):
+        getattr(pool, end)(request, *([R(1, 4)] if end == "finish_request" else []))
     assert st(pool) == (16, 0, 0, 0)
     assert pool.bound_request_count == 0
     assert_ledger(pool)

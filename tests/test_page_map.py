@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from kvpool_ext.ledger import PageLedger
-from kvpool_ext.lengths import LengthTable
 from kvpool_ext.page_map import PageMapRows
 from kvpool_ext.tables import StepRows
 
@@ -19,27 +18,18 @@ class Bench:
 
     def __init__(self, num_pages=400, shape=(8, 40)):
         self.ledger = PageLedger(num_pages, PAGE_SIZE)
-        self.lengths = LengthTable(1)
-        self.rows = {}
-        self.num_bound = 0
         self.known = PageMapRows()
         self.known.resize(*shape)
         self.map = np.full(shape, -7, np.int32)
 
     def bind(self, num_pages):
-        lease = self.ledger.bind_blank(num_pages, None, False)
-        self.num_bound += 1
-        lease.tag = self.num_bound
-        self.rows[lease] = self.lengths.add(0)
-        return lease
+        return self.ledger.bind_blank(num_pages, None, False)
 
     def unbind(self, lease):
         self.ledger.release(lease)
-        self.lengths.remove(self.rows.pop(lease))
 
     def step(self, *leases):
-        rows = [self.rows[lease] for lease in leases]
-        return StepRows(leases, rows, self.lengths, PAGE_SIZE)
+        return StepRows(leases, self.ledger.lengths, PAGE_SIZE)
 
     def pack(self, step, lengths=None, starts=None, window_len=1, max_indices=10**6):
         """What `pack` writes and the number of runs."""
@@ -68,7 +58,7 @@ class Bench:
 
     def compare(self, *leases):
         for lease in leases:
-            assert self.map[self.rows[lease], : lease.num_pages].tolist() == lease.pages().tolist()
+            assert self.map[lease.row, : lease.num_pages].tolist() == lease.pages().tolist()
 
 
 def test_pages_are_sent_once_then_the_tail_that_grew():
@@ -102,7 +92,7 @@ def test_row_of_another_request_is_sent_again():
     bench.send(a)
     bench.unbind(a)
     b = bench.bind(4)
-    assert bench.rows[b] == 0
+    assert b.row == 0
     assert bench.send(b) == [(0, 0, 4)]
 
 

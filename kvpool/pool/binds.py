@@ -54,7 +54,7 @@ class PoolBinds(PoolCore):
             )
             if alone:
                 self._activate([request])
-            return request.request_id
+            return request.tag
         finally:
             self._gate.leave()
 
@@ -81,7 +81,7 @@ class PoolBinds(PoolCore):
                 prompt, total_capacity, extra_key, self._prefix_reuse
             )
             self._activate([request])
-            return request.lease.matched_pages * self._page_size
+            return request.matched_pages * self._page_size
         finally:
             self._gate.leave()
 
@@ -101,7 +101,7 @@ class PoolBinds(PoolCore):
             capacity = whole_number(capacity, "capacity", at_least=1)
             requests = self._requests.bind_equal(batch_size, capacity, None, self._prefix_reuse)
             self._activate(requests)
-            return [request.request_id for request in requests]
+            return [request.tag for request in requests]
         finally:
             self._gate.leave()
 
@@ -149,7 +149,7 @@ class PoolBinds(PoolCore):
                 # What the parent wrote past its valid length is not the child's.
                 rest = target[self._requests.valid_len(child) % self._page_size :]
                 storage.zero(self._device.to_device(rest))
-            return child.request_id
+            return child.tag
         finally:
             self._gate.leave()
 

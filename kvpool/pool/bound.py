@@ -108,7 +108,7 @@ class PoolRequests(PoolCore):
         """Tokens found in the cache at bind, 0 for an unknown id."""
         if request_id not in self._requests:
             return 0
-        return self._requests.get(request_id).lease.matched_pages * self._page_size
+        return self._requests.get(request_id).matched_pages * self._page_size
 
     def valid_len(self, request_id: int) -> int:
         """Leading tokens written on every layer and not taken back."""

@@ -251,7 +251,7 @@ class PoolCore:
         self._step = None
 
     def _live_rows(self) -> list[Request]:
-        return self._active if all(request.lease.live for request in self._active) else []
+        return self._active if all(request.live for request in self._active) else []
 
     def _make_step(self) -> Step:
         if self._step is None:

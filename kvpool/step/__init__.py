@@ -32,7 +32,7 @@ class Step(StepInGraph, StepRollback):
     @property
     def request_ids(self) -> list[int]:
         """Ids in row order."""
-        return [request.request_id for request in self._requests]
+        return [request.tag for request in self._requests]
 
     def __repr__(self) -> str:
         return f"Step(request_ids={self.request_ids}{'' if self.is_alive else ', dead'})"

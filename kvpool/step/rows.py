@@ -66,16 +66,12 @@ class StepBase:
         self._requests = requests
         self._gate = gate
         self._zero_rejected_kv = zero_rejected_kv
-        self._rows = StepRows(
-            [request.lease for request in requests],
-            [request.row for request in requests],
-            table.written,
-            table.page_size,
-        )
+        self._rows = StepRows(requests, table.ledger.lengths, table.page_size)
         self._graph_mode = graph_mode
         self._page_table: PageTable | None = None
         self._latest = latest
-        self._seen_losses = table.losses
+        self._ledger = table.ledger
+        self._seen_losses = table.ledger.num_losses
         self._seen_shrinks = self._rows.num_shrinks()
         self._in_verify_window = False
         # id of slots that a caller has -> (the slots, weakly, and the window that they are of).
@@ -85,7 +81,7 @@ class StepBase:
 
     def _enter(self) -> None:
         self._gate.enter()
-        if self._seen_losses != self._table.losses:
+        if self._seen_losses != self._ledger.num_losses:
             try:
                 self._recheck()
             except BaseException:
@@ -95,12 +91,12 @@ class StepBase:
     def _recheck(self) -> None:
         """Some request ended or shrank: die with one of ours, forget pages that ours gave back."""
         for request in self._requests:
-            if not request.lease.live:
+            if not request.live:
                 raise KVCacheStateError(
-                    f"the step is dead: request {request.request_id} is not bound any more; "
+                    f"the step is dead: request {request.tag} is not bound any more; "
                     "activate a new step"
                 )
-        self._seen_losses = self._table.losses
+        self._seen_losses = self._ledger.num_losses
         if self._seen_shrinks != self._rows.num_shrinks():
             self._seen_shrinks = self._rows.num_shrinks()
             self._rows.forget_windows()
@@ -201,13 +197,13 @@ class StepBase:
 
     def _past_capacity(self, window: StepWindow) -> KVCacheExhaustedError:
         row = self._rows.first_past_capacity(window)
-        lease, end_pos = self._requests[row].lease, window.positions()[row][1]
+        lease, end_pos = self._requests[row], window.positions()[row][1]
         return past_capacity(self._table.ledger, lease, end_pos)
 
     def _check_lengths(self, lengths: NDArray[np.int64]) -> None:
         row = self._rows.first_length_past_capacity(lengths)
         if row >= 0:
-            lease = self._requests[row].lease
+            lease = self._requests[row]
             raise past_capacity(self._table.ledger, lease, int(lengths[row]))
 
     def _put_on_shared(self, window: StepWindow) -> ValueError:
@@ -232,15 +228,15 @@ class StepBase:
             if start <= end <= capacity:
                 raise self._read_only(verb, request, start)
             raise ValueError(
-                f"{verb} of request {request.request_id}: expected "
+                f"{verb} of request {request.tag}: expected "
                 f"0 <= from <= end <= capacity {capacity}, got [{start}, {end})"
             )
         return self._rows.window(starts, ends - starts)
 
     def _read_only(self, verb: str, request: Request, position: int) -> ValueError:
-        shared_len = request.lease.shared_pages * self._table.page_size
+        shared_len = request.shared_pages * self._table.page_size
         return ValueError(
-            f"{verb} at position {position} of request {request.request_id} touches read-only "
+            f"{verb} at position {position} of request {request.tag} touches read-only "
             f"pages: its first {shared_len} tokens are shared"
         )
 
