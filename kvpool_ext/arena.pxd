@@ -49,7 +49,8 @@ cdef class NodeArena:
     cdef node_t num_used           # nodes ever handed out
     cdef node_t first_free
     cdef readonly Py_ssize_t num_live
-    cdef TokenRuns runs            # where tokens and page ids of the nodes are
+    cdef TokenRuns runs            # where the tokens of the nodes are
+    cdef TokenRuns id_runs         # where their page ids are: short runs, that would lie between the long ones
     cdef node_t *buckets
     cdef uint32_t bucket_mask
     cdef PriorityClass *classes

@@ -22,8 +22,9 @@ cdef class NodeArena:
 
     def __cinit__(self, Py_ssize_t page_size, Py_ssize_t num_tokens=0):
         self.page_size = page_size
-        # Tokens, the ids of their pages, and once more the ids for whoever holds the pages.
-        self.runs = TokenRuns(num_tokens + 2 * (num_tokens // page_size))
+        self.runs = TokenRuns(num_tokens)
+        # A page stands once in the tree or with its holder; a matched one with both.
+        self.id_runs = TokenRuns(num_tokens // page_size + num_tokens // page_size // 8)
         self.first_free = NO_NODE
         self.class_capacity = 4
         self.classes = <PriorityClass *>malloc(self.class_capacity * sizeof(PriorityClass))
@@ -41,7 +42,7 @@ cdef class NodeArena:
         cdef node_t n
         for n in range(self.num_used):
             self.runs.give(self.nodes[n].tokens)
-            self.runs.give(self.nodes[n].pages)
+            self.id_runs.give(self.nodes[n].pages)
         free(self.nodes)
         free(self.buckets)
         free(self.classes)
@@ -102,7 +103,7 @@ cdef class NodeArena:
         """Free an unlinked, unindexed node; its handles go stale."""
         cdef Node *node = &self.nodes[n]
         self.runs.give(node.tokens)
-        self.runs.give(node.pages)
+        self.id_runs.give(node.pages)
         node.tokens = NULL
         node.pages = NULL
         node.generation += 1

@@ -14,7 +14,8 @@ cdef class PageLease:
     cdef readonly object tag       # its number in the ledger, from 1 up and never used twice
     cdef readonly Py_ssize_t row   # of the ledger's `lengths`, while it is live
     cdef readonly int64_t serial   # no two leases of a process have the same
-    cdef TokenRuns runs            # where `page_ids` and `known` are
+    cdef TokenRuns runs            # where `known` is
+    cdef TokenRuns id_runs         # where `page_ids` is
     cdef page_t *page_ids
     cdef readonly Py_ssize_t num_pages
     cdef readonly Py_ssize_t matched_pages
@@ -35,4 +36,4 @@ cdef class PageLease:
     cdef dict lineage              # leases that may share pages with this one, in order, or None
 
 
-cdef PageLease new_lease(Py_ssize_t num_pages, TokenRuns runs)
+cdef PageLease new_lease(Py_ssize_t num_pages, TokenRuns runs, TokenRuns id_runs)

@@ -19,7 +19,7 @@ cdef class PageLease:
 
     def __dealloc__(self):
         if self.runs is not None:
-            self.runs.give(self.page_ids)
+            self.id_runs.give(self.page_ids)
             self.runs.give(self.known)
 
     def pages(self):
@@ -39,11 +39,12 @@ cdef class PageLease:
 cdef int64_t num_leases = 0
 
 
-cdef PageLease new_lease(Py_ssize_t num_pages, TokenRuns runs):
+cdef PageLease new_lease(Py_ssize_t num_pages, TokenRuns runs, TokenRuns id_runs):
     global num_leases
     cdef PageLease lease = PageLease.__new__(PageLease)
     lease.runs = runs
-    lease.page_ids = <page_t *>runs.take(num_pages)
+    lease.id_runs = id_runs
+    lease.page_ids = <page_t *>id_runs.take(num_pages)
     if lease.page_ids == NULL:
         raise MemoryError(f"no memory for {num_pages} page ids")
     num_leases += 1

@@ -79,7 +79,7 @@ cdef class PageLedger(LedgerMoves):
             walk = self.walk_prompt(key, data, num_tokens, reuse, NULL)
             self.needed_pages = num_pages - walk.num_pages
             return None
-        lease = new_lease(num_pages, self.tree.arena.runs)
+        lease = new_lease(num_pages, self.tree.arena.runs, self.tree.arena.id_runs)
         walk = self.walk_prompt(key, data, num_tokens, reuse, lease.page_ids)
         need = num_pages - walk.num_pages
         self.needed_pages = need
@@ -121,7 +121,7 @@ cdef class PageLedger(LedgerMoves):
         self.needed_pages = num_pages
         if num_pages > self.free_or_evictable():
             return None
-        lease = new_lease(num_pages, self.tree.arena.runs)
+        lease = new_lease(num_pages, self.tree.arena.runs, self.tree.arena.id_runs)
         lease.extra_key = key
         lease.publishes = publishes
         lease.epoch = self.tree.epoch
@@ -197,7 +197,7 @@ cdef class PageLedger(LedgerMoves):
             return True
         if need > self.free_or_evictable():
             return False
-        page_ids = <page_t *>lease.runs.resize(lease.page_ids, lease.num_pages, num_pages)
+        page_ids = <page_t *>lease.id_runs.resize(lease.page_ids, lease.num_pages, num_pages)
         if page_ids == NULL:
             raise MemoryError(f"no memory for {num_pages} page ids")
         lease.page_ids = page_ids
@@ -251,7 +251,7 @@ cdef class PageLedger(LedgerMoves):
             self.holders = <int32_t *>calloc(self.allocator.num_pages + 1, sizeof(int32_t))
             if self.holders == NULL:
                 raise MemoryError(f"no memory for the holders of {self.allocator.num_pages} pages")
-        child = new_lease(num_pages, lease.runs)
+        child = new_lease(num_pages, lease.runs, lease.id_runs)
         num_known = lease.known_len - lease.matched_pages * self.page_size
         child.known = lease.runs.take(num_known)
         if child.known == NULL:

@@ -268,17 +268,20 @@ cdef class RadixCache(RadixTree):
         ``slab_bytes`` were touched when it was made; ``runs_in_use_bytes`` of them, and of ``outside_bytes`` beside
         them, hold something: on a pool also for bound requests. ``node_bytes``: headers and hash index.
         """
-        runs = self.arena.runs
+        runs, ids = self.arena.runs, self.arena.id_runs
         return {
-            "slab_bytes": runs.slab_bytes,
-            "outside_bytes": runs.bytes_outside,
-            "runs_in_use_bytes": runs.slab_bytes_in_use + runs.bytes_outside,
+            "slab_bytes": runs.slab_bytes + ids.slab_bytes,
+            "outside_bytes": runs.bytes_outside + ids.bytes_outside,
+            "runs_in_use_bytes": (
+                runs.slab_bytes_in_use + runs.bytes_outside + ids.slab_bytes_in_use + ids.bytes_outside
+            ),
             "node_bytes": self.arena.capacity * (sizeof(Node) + sizeof(node_t)),
         }
 
     def check(self):
         """Verify (I1) to (I6) over the whole tree, O(pages); RuntimeError says what is out of sync."""
         self.arena.runs.check()
+        self.arena.id_runs.check()
         check_tree(self._snapshot())
 
     def _paths(self):

@@ -1,15 +1,16 @@
-"""TokenRuns: the memory of token runs, one slab that was touched before the first request needs it.
+"""TokenRuns: the memory of token runs, a slab that was touched before the first request needs it.
 
 A pool caches at most as many tokens as it has slots, so their memory is known when it is made. Taken from malloc, each
 long run would be fresh pages from the kernel and given back at its eviction: the faults cost more than the copy. Here
 they are paid once, at construction. Free blocks lie in bins of a quarter of a power of two and merge with their
-neighbours; what the slab cannot hold, for it is full or in pieces, comes from malloc.
+neighbours. Where the slab is in pieces too small for a run it gets a sibling, and keeps it; only once the siblings are
+as large as itself, and for a tree that grows without bound, runs come from malloc.
 
 Source of the bins: two-level segregated fit (Masmano et al., 2004).
 """
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from kvpool_ext.types cimport token_t
@@ -59,6 +60,19 @@ cdef inline uint32_t units_for(Py_ssize_t num_tokens) noexcept nogil:
     return <uint32_t>max(MIN_UNITS, 1 + (num_tokens * <Py_ssize_t>sizeof(token_t) + UNIT - 1) // UNIT)
 
 
+cdef token_t *outside(TokenRuns runs, Block *block, Py_ssize_t num_tokens) noexcept nogil:
+    """A run from malloc, or a larger or smaller `block` of it; its size stands before it, for the accounts."""
+    cdef Py_ssize_t num_bytes = UNIT + max(1, num_tokens) * <Py_ssize_t>sizeof(token_t)
+    cdef Py_ssize_t before = (<Py_ssize_t *>block)[0] if block != NULL else 0
+    block = <Block *>realloc(block, num_bytes)
+    if block == NULL:
+        return NULL
+    (<Py_ssize_t *>block)[0] = num_bytes
+    block.is_free, block.is_outside = 0, 1
+    runs.bytes_outside += num_bytes - before
+    return <token_t *>(<char *>block + UNIT)
+
+
 @cython.no_gc
 cdef class TokenRuns:
     """Runs of tokens for one tree.
@@ -76,39 +90,50 @@ cdef class TokenRuns:
         memset(self.bins, 0, sizeof(self.bins))
         if num_tokens == 0 or num_units >= MAX_UNITS:
             return
-        self.slab_bytes = (num_units + 1) * UNIT
-        self.memory = <char *>kvpool_slab(self.slab_bytes)
-        if self.memory == NULL:
+        if not self.add_slab(num_units):
             raise MemoryError(f"no memory for the {num_tokens} tokens that the pool can cache")
-        memset(self.memory, 0, self.slab_bytes)
-        self.first = <Block *>self.memory
-        self.first.num_units = <uint32_t>num_units
-        self.end = following(self.first)
-        self.end.num_units_before = <uint32_t>num_units
-        self.add_free(self.first)
+        self.first_bytes = self.slab_bytes
 
     def __dealloc__(self):
-        free(self.memory)
+        cdef Slab *slab = self.slabs
+        while slab != NULL:
+            self.slabs = slab.next
+            free(slab)
+            slab = self.slabs
 
     cdef bint is_inside(self, const void *run) noexcept nogil:
-        return <void *>self.first <= run < <void *>self.end
+        return not block_of(run).is_outside
+
+    cdef bint add_slab(self, Py_ssize_t num_units) noexcept nogil:
+        """One more slab of a free block of that many units; False without memory."""
+        cdef Py_ssize_t num_bytes = (num_units + 2) * UNIT
+        cdef Slab *slab = <Slab *>kvpool_slab(num_bytes)
+        cdef Block *block
+        if slab == NULL:
+            return False
+        memset(slab, 0, num_bytes)
+        block = <Block *>(<char *>slab + UNIT)
+        block.num_units = <uint32_t>num_units
+        slab.end = following(block)
+        slab.end.num_units_before = <uint32_t>num_units
+        slab.next = self.slabs
+        self.slabs = slab
+        self.slab_bytes += num_bytes
+        self.add_free(block)
+        return True
 
     cdef token_t *take(self, Py_ssize_t num_tokens) noexcept nogil:
         """A run of at least `num_tokens`, NULL if there is no memory."""
         cdef uint32_t num_units
         cdef Block *block = NULL
-        cdef Py_ssize_t *size
-        if self.first != NULL and num_tokens < MAX_UNITS:
+        if self.first_bytes and num_tokens < MAX_UNITS:
             num_units = units_for(num_tokens)
             block = self.find_free(num_units)
+            if block == NULL and self.slab_bytes + <Py_ssize_t>num_units * UNIT <= 2 * self.first_bytes:
+                if self.add_slab(max(<Py_ssize_t>num_units, self.first_bytes // (32 * UNIT))):
+                    block = self.find_free(num_units)
         if block == NULL:
-            # Its size stands before it, for the accounts.
-            size = <Py_ssize_t *>malloc(UNIT + max(1, num_tokens) * sizeof(token_t))
-            if size == NULL:
-                return NULL
-            size[0] = UNIT + max(1, num_tokens) * <Py_ssize_t>sizeof(token_t)
-            self.bytes_outside += size[0]
-            return <token_t *>(<char *>size + UNIT)
+            return outside(self, NULL, num_tokens)
         self.remove_free(block)
         self.slab_bytes_in_use += <Py_ssize_t>block.num_units * UNIT
         self.cut(block, num_units)
@@ -121,7 +146,7 @@ cdef class TokenRuns:
         if run == NULL:
             return
         block = block_of(run)
-        if not self.is_inside(run):
+        if block.is_outside:
             self.bytes_outside -= (<Py_ssize_t *>block)[0]
             free(block)
             return
@@ -142,17 +167,15 @@ cdef class TokenRuns:
     cdef bint has_room(self, token_t *run, Py_ssize_t num_tokens) noexcept nogil:
         """Whether `run` has memory for `num_tokens`."""
         cdef Block *block = block_of(run)
-        if self.is_inside(run):
+        if not block.is_outside:
             return units_for(num_tokens) <= block.num_units
         return UNIT + num_tokens * <Py_ssize_t>sizeof(token_t) <= (<Py_ssize_t *>block)[0]
 
     cdef token_t *resize(self, token_t *run, Py_ssize_t num_kept, Py_ssize_t num_tokens) noexcept nogil:
         """A run of `num_tokens` with the first `num_kept` tokens of `run`, which is gone; NULL leaves `run` alone."""
         cdef Block *block = block_of(run)
-        cdef Py_ssize_t *size
-        cdef Py_ssize_t num_bytes
         cdef token_t *moved
-        if self.is_inside(run):
+        if not block.is_outside:
             if units_for(num_tokens) <= block.num_units:
                 self.cut(block, units_for(num_tokens))
                 return run
@@ -161,15 +184,7 @@ cdef class TokenRuns:
                 memcpy(moved, run, num_kept * sizeof(token_t))
                 self.give(run)
             return moved
-        num_bytes = UNIT + max(1, num_tokens) * <Py_ssize_t>sizeof(token_t)
-        self.bytes_outside -= (<Py_ssize_t *>block)[0]
-        size = <Py_ssize_t *>realloc(block, num_bytes)
-        if size == NULL:
-            self.bytes_outside += (<Py_ssize_t *>block)[0]
-            return NULL
-        size[0] = num_bytes
-        self.bytes_outside += num_bytes
-        return <token_t *>(<char *>size + UNIT)
+        return outside(self, block, num_tokens)
 
     cdef void cut(self, Block *block, uint32_t num_units) noexcept nogil:
         """Free what a block in use has behind its first `num_units`, if that is a block."""
@@ -180,6 +195,7 @@ cdef class TokenRuns:
         rest.num_units = block.num_units - num_units
         rest.num_units_before = num_units
         rest.is_free = 0
+        rest.is_outside = 0
         block.num_units = num_units
         following(rest).num_units_before = rest.num_units
         self.give(<token_t *>(<char *>rest + UNIT))
@@ -232,32 +248,37 @@ cdef class TokenRuns:
     # ---- looking
 
     def check(self):
-        """Walk the slab; RuntimeError names the block that is out of sync."""
-        cdef Block *block = self.first
+        """Walk the slabs; RuntimeError names the block that is out of sync."""
+        cdef Slab *slab = self.slabs
+        cdef Block *block
         cdef Py_ssize_t in_use = 0, num_free = 0, num_listed = 0, at
-        cdef uint32_t before = 0
-        cdef bint was_free = False
+        cdef uint32_t before
+        cdef bint was_free
         cdef int i
-        if block == NULL:
-            return
-        while block != self.end:
-            at = <char *>block - <char *>self.first
-            if block.num_units < MIN_UNITS or block.num_units_before != before:
-                raise RuntimeError(f"the block at byte {at} is out of sync with the one before it")
-            if block.is_free and was_free:
-                raise RuntimeError(f"the free block at byte {at} was not merged with the one before it")
-            if block.is_free:
-                num_free += 1
-            else:
-                in_use += <Py_ssize_t>block.num_units * UNIT
-            was_free, before = block.is_free, block.num_units
-            block = following(block)
+        while slab != NULL:
+            block = <Block *>(<char *>slab + UNIT)
+            was_free, before = False, 0
+            while block != slab.end:
+                at = <char *>block - <char *>slab
+                if block.num_units < MIN_UNITS or block.num_units_before != before or block.is_outside:
+                    raise RuntimeError(f"the block at byte {at} is out of sync with the one before it")
+                if block.is_free and was_free:
+                    raise RuntimeError(f"the free block at byte {at} was not merged with the one before it")
+                if block.is_free:
+                    num_free += 1
+                else:
+                    in_use += <Py_ssize_t>block.num_units * UNIT
+                was_free, before = block.is_free, block.num_units
+                block = following(block)
+            if slab.end.num_units_before != before:
+                raise RuntimeError(f"the end of a slab is out of sync with its last block of {before} units")
+            slab = slab.next
         for i in range(NUM_BINS):
             block = self.bins[i]
             while block != NULL:
                 num_listed += 1
                 block = block.next
-        if in_use != self.slab_bytes_in_use or num_listed != num_free or self.end.num_units_before != before:
+        if in_use != self.slab_bytes_in_use or num_listed != num_free:
             raise RuntimeError(
                 f"{in_use} bytes of token runs are in use, {self.slab_bytes_in_use} are counted; {num_free} blocks "
                 f"are free, {num_listed} are listed"

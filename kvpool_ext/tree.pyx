@@ -172,19 +172,19 @@ cdef class RadixTree:
         cdef Py_ssize_t page_size = self.page_size, num_lower
         cdef NodeArena arena = self.arena
         cdef token_t *tokens = arena.runs.take(num_upper * page_size)
-        cdef page_t *pages = <page_t *>arena.runs.take(num_upper)
+        cdef page_t *pages = <page_t *>arena.id_runs.take(num_upper)
         cdef Node *low
         cdef Node *up
         cdef node_t upper
         if tokens == NULL or pages == NULL:
             arena.runs.give(tokens)
-            arena.runs.give(pages)
+            arena.id_runs.give(pages)
             raise MemoryError(f"no memory to split a node after {num_upper} pages")
         try:
             arena.reserve(1)
         except MemoryError:
             arena.runs.give(tokens)
-            arena.runs.give(pages)
+            arena.id_runs.give(pages)
             raise
         arena.unindex_node(n)
         upper = arena.new_node()
@@ -232,17 +232,17 @@ cdef class RadixTree:
         if num_new > 0:
             if own_run == NULL:
                 token_run = arena.runs.take(num_new * self.page_size)
-            page_run = <page_t *>arena.runs.take(num_new)
+            page_run = <page_t *>arena.id_runs.take(num_new)
             if page_run == NULL or (token_run == NULL and own_run == NULL):
                 arena.runs.give(token_run)
-                arena.runs.give(page_run)
+                arena.id_runs.give(page_run)
                 raise MemoryError(f"no memory to cache {num_new} pages")
         if self.ends_inside(walk):
             try:
                 n = self.split(n, walk.node_pages)
             except MemoryError:
                 arena.runs.give(token_run)
-                arena.runs.give(page_run)
+                arena.id_runs.give(page_run)
                 raise
         if num_new > 0:
             leaf = arena.new_node()
@@ -428,6 +428,6 @@ cdef class RadixTree:
         if n & (n - 1) == 0 or self.arena.runs.is_inside(node.tokens):
             tokens = self.arena.runs.resize(node.tokens, num_tokens, num_tokens)
             node.tokens = tokens if tokens != NULL else node.tokens
-        if n & (n - 1) == 0 or self.arena.runs.is_inside(node.pages):
-            pages = <page_t *>self.arena.runs.resize(<token_t *>node.pages, n, n)
+        if n & (n - 1) == 0 or self.arena.id_runs.is_inside(node.pages):
+            pages = <page_t *>self.arena.id_runs.resize(<token_t *>node.pages, n, n)
             node.pages = pages if pages != NULL else node.pages
