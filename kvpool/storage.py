@@ -130,11 +130,19 @@ class KVStorage:
         """`write` that reaches the scratch page too: for slots of the pool's own making."""
         self._scatter(layer, slots, k, v, self.num_slots + self.page_size)
 
-    def read(self, layer: int, slots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gather rows of one layer in the compute dtype, as new arrays; slots < 0 read zeros."""
+    def read(
+        self, layer: int, slots: NDArray[Any], out: tuple[NDArray[Any], NDArray[Any]] | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Gather rows of a layer in the compute dtype, new arrays or `out`; slots < 0 read zeros.
+
+        `out`, if given, is ``[n, heads, head_dim]`` twice, in the compute dtype.
+        """
         shape = (slots.shape[0], *self.row_shape)
-        k = self.device.empty(shape, self.dtype.compute_type)
-        v = self.device.empty(shape, self.dtype.compute_type)
+        if out is None:
+            k = self.device.empty(shape, self.dtype.compute_type)
+            v = self.device.empty(shape, self.dtype.compute_type)
+        else:
+            k, v = out
         k_cache, v_cache = self._layers[layer]
         fp8_format = self.dtype.fp8_format
         if fp8_format is None:

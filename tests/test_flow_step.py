@@ -223,3 +223,20 @@ def test_slot_indices_are_page_times_size_plus_offset(make_pool, page_size):
     ragged = step.window_slot_indices([3, 9], [2, 5])
     assert ragged.tolist() == [slot(0, p) for p in (3, 4)] + [slot(1, p) for p in range(9, 14)]
     assert step.window_slot_indices([16, 0], 1).tolist() == [slot(0, 16), slot(1, 0)]
+
+
+def test_get_reads_into_arrays_of_the_caller(make_pool):
+    pool = case_pool(make_pool, 4, 16)
+    ids = [pool.bind_request(R(1, 6), 8) for _ in range(2)]
+    for i, request in enumerate(ids):
+        write(pool, request, 0, 6, base=100 * (i + 1))
+    step = pool.activate_step(ids)
+    out = tuple(np.full((2, 6, 2, 8), 7, np.float32) for _ in "kv")
+    for layer in range(2):
+        assert step.get(layer, 6, out=out) is out
+        for found, expected in zip(out, step.get(layer, 6), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    bad = np.empty((2, 6, 2, 16), np.float32)[..., ::2]
+    for other in (np.empty((2, 5, 2, 8), np.float32), np.empty((2, 6, 2, 8), np.float64), bad):
+        with pytest.raises(ValueError, match="Invalid out: expected contiguous"):
+            step.get(0, 6, out=(out[0], other))

@@ -137,6 +137,57 @@ def test_attend_float32_queries_over_half_precision_cache_matches_dense(cache_dt
     assert_matches_dense(case)
 
 
+@pytest.mark.parametrize("page_size", [1, 3, 16, 24, 1024])
+def test_decode_over_many_chunks_matches_dense(page_size):
+    # 512 keys a chunk: none, a part of one, one, one and a key, three and a part.
+    case = make_case([1] * 5, [0, 70, 512, 513, 1600], page_size=page_size, dim=32)
+    assert_matches_dense(case)
+
+
+@pytest.mark.parametrize("cache_dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (12, 2), (17, 1)])
+def test_decode_with_each_size_of_group_matches_dense(heads, cache_dtype):
+    # Groups of 1, 6 and 17: four heads to a block, and 17 are more than are "few".
+    case = make_case([1, 1], [600, 33], heads=heads, dim=72, cache_dtype=cache_dtype)
+    assert_matches_dense(case)
+
+
+def test_decode_beside_prefill_gives_the_same_bits_as_alone():
+    case = make_case([1, 40, 1], [700, 90, 600])
+    together = case.run()
+    for row, queries in ((0, slice(0, 1)), (2, slice(41, 42))):
+        alone = case._replace(
+            q=case.q[queries],
+            indptr=np.array([0, case.indptr[row + 1] - case.indptr[row]]),
+            indices=case.indices[case.indptr[row] : case.indptr[row + 1]],
+            lengths=case.lengths[[row]],
+            qo_indptr=np.array([0, 1]),
+        )
+        np.testing.assert_array_equal(alone.run(), together[queries])
+
+
+def test_decode_when_one_chunk_holds_nan_gives_nan_in_that_row_only():
+    case = make_case([1, 1], [1200, 600])
+    expected = case.run()
+    slots = slots_of(case.indptr, case.indices, case.lengths, case.page_size, 0)
+    case.v_cache[slots[700], 0, 3] = np.nan
+    case.k_cache[slots[1100], 1] = np.nan
+    actual = case.run()
+    assert (actual[1] == expected[1]).all()
+    # Heads 0 .. 2 share KV head 0, where one value is NaN; 3 .. 5 share KV head 1.
+    assert np.isnan(actual[0, :3, 3]).all()
+    assert np.isnan(actual[0, 3:]).all()
+    assert (np.delete(actual[0, :3] == expected[0, :3], 3, axis=1)).all()
+
+
+def test_decode_peaks_far_apart_between_chunks_match_dense():
+    # One score of the last chunk stands far above all others, and what went before is nothing.
+    case = make_case([1], [1100], dim=16)
+    slots = slots_of(case.indptr, case.indices, case.lengths, case.page_size, 0)
+    case.k_cache[slots[1050]] *= 100
+    assert_matches_dense(case, tolerance=1e-4)
+
+
 def test_attend_with_own_scale_matches_dense():
     case = make_case([4], [30])
     assert_matches_dense(case, scale=0.5)
@@ -203,7 +254,7 @@ def test_attend_to_a_nan_key_gives_nan():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_attend_with_more_threads_gives_the_same_bits(causal):
-    case = make_case([150, 1, 1, 60], [150, 300, 7, 200])
+    case = make_case([150, 1, 1, 60, 1], [150, 300, 7, 200, 2100])
     one = case.run(causal=causal, num_threads=1)
     for num_threads in (2, 4, 100, None):
         np.testing.assert_array_equal(case.run(causal=causal, num_threads=num_threads), one)

@@ -1,19 +1,14 @@
 """Attention over a paged cache on the CPU.
 
-Pages are read in place, a tile of keys at a time, with a running (online) softmax in float32. A
-tile is widened to float32 from any storage dtype. One *item* of work is a block of queries of one
-row, with all query heads that share one KV head, so that each key is loaded and widened once for
-all of them. Within an item the lanes of a vector are (query, head) pairs, here called *lanes*::
+Pages are read in place, with a running (online) softmax in float32. Work is cut into *items*:
 
-    scores  [keys, lanes]   =  K tile [keys, dim]  x  Q [dim, lanes]
-    weights [keys, lanes]   =  exp2(scores - running maximum)
-    result  [lanes, dim]   +=  weights transposed  x  V tile [keys, dim]
+- a chunk of keys of a row that has one query, where few heads share a KV head
+  (`kvpool.kernels.attention_few`);
+- else a block of queries of one row, with the heads of one KV head
+  (`kvpool.kernels.attention_wide`).
 
-Neither K nor V is transposed, no sum runs across a vector, and both products are one routine,
-`block_product`, that keeps a block of results in registers.
-
-Items do not depend on the number of threads, and each is computed by one thread from start to end:
-results are the same bits for any number of threads.
+Items do not depend on the number of threads, each is computed by one thread from start to end, and
+those of one query are joined in their order: results are the same bits for any number of threads.
 """
 
 import math
@@ -21,110 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.kernels.attention_few import KEYS_PER_CHUNK, MAX_GROUP, attend_chunk, join_parts
+from kvpool.kernels.attention_wide import LANES_PER_ITEM, attend_block
 from kvpool.kernels.codes import codes_view
-from kvpool.kernels.floats import bits_view, convert
+from kvpool.kernels.floats import bits_view
 from kvpool.kernels.jit import kernel
-from kvpool.kernels.llvm import LANES, ROWS
-from kvpool.kernels.threads import MAX_THREADS, available_cpus, run_shares
-from kvpool.kernels.tiles import (
-    REASSOCIATE,
-    is_finite,
-    load_tile,
-    mask,
-    product,
-    round_up,
-    weigh,
-)
+from kvpool.kernels.products import FEW, LANES
+from kvpool.kernels.threads import SHARES_PER_THREAD, available_cpus, run_shares
+from kvpool.kernels.tiles import round_up
 
 Array = np.ndarray[Any, Any]
 
-# A multiple of ROWS, so that blocks of rows fit the scratch arrays. At head_dim 64 an item works
-# on 140 KB, which stay in the second cache level.
-KEYS_PER_TILE = 96
-LANES_PER_ITEM = 96
 # Waking a thread costs as much as this many multiply-adds.
 MIN_WORK_PER_THREAD = 2_000_000
-
-
-@kernel(fastmath=REASSOCIATE)
-def _attend_item(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    pages: Any,
-    page_size: Any,
-    kv_head: Any,
-    first_query: Any,
-    num_queries: Any,
-    first_visible: Any,
-    visible_step: Any,
-    scale: Any,
-    k_scale: Any,
-    v_scale: Any,
-    out: Any,
-) -> Any:
-    """Attend with one block of queries and the heads of one group; see the top of the file.
-
-    Query i of the block sees positions below ``first_visible + i * visible_step``.
-    """
-    dim, v_dim = k_cache.shape[2], v_cache.shape[2]
-    group = q.shape[1] // k_cache.shape[1]
-    num_lanes = num_queries * group
-    # Lanes are columns of the scores and rows of the result: room for whole blocks of either.
-    num_rows = round_up(num_lanes, ROWS)
-    width = round_up(num_rows, LANES)
-    v_width = round_up(v_dim, LANES)
-
-    queries = np.zeros((dim, width), np.float32)
-    keys = np.empty((KEYS_PER_TILE, dim), np.float32)
-    values = np.zeros((KEYS_PER_TILE, v_width), np.float32)
-    scores = np.empty((KEYS_PER_TILE, width), np.float32)
-    result = np.zeros((num_rows, v_width), np.float32)
-    peaks = np.full(width, -np.inf, np.float32)
-    sums = np.zeros(width, np.float32)
-    decay = np.empty(width, np.float32)
-    shift = np.empty(width, np.float32)
-    visible = np.empty(width, np.int64)
-
-    last_visible = first_visible + (num_queries - 1) * visible_step
-    # Lanes that only fill up the last vector see everything: it is finite work, thrown away.
-    visible[:] = last_visible
-    for i in range(num_queries):
-        for g in range(group):
-            lane = i * group + g
-            visible[lane] = first_visible + i * visible_step
-            for d in range(dim):
-                value = convert(q[first_query + i, kv_head * group + g, d], np.float32(0.0))
-                queries[d, lane] = value * scale
-
-    for start in range(0, last_visible, KEYS_PER_TILE):
-        end = min(start + KEYS_PER_TILE, last_visible)
-        num_keys = end - start
-        load_tile(keys, k_cache, kv_head, pages, page_size, start, end, k_scale)
-        load_tile(values, v_cache, kv_head, pages, page_size, start, end, v_scale)
-        product(scores, num_keys, keys, False, queries, dim, False)
-        is_masked = end > first_visible
-        if is_masked:
-            mask(scores, num_keys, start, visible)
-        weigh(scores, num_keys, peaks, sums, decay, shift)
-        for lane in range(num_lanes):
-            for d in range(v_width):
-                result[lane, d] *= decay[lane]
-        if not is_masked or is_finite(values, num_keys):
-            product(result, num_lanes, scores, True, values, num_keys, True)
-        else:
-            # A weight of zero does not hide an infinity or NaN that lies behind the mask.
-            for lane in range(num_lanes):
-                for j in range(min(end, visible[lane]) - start):
-                    for d in range(v_dim):
-                        result[lane, d] += scores[j, lane] * values[j, d]
-
-    for lane in range(num_lanes):
-        i, g = first_query + lane // group, kv_head * group + lane % group
-        total = sums[lane]
-        for d in range(v_dim):
-            value = np.float32(0.0) if visible[lane] <= 0 else result[lane, d] / total
-            out[i, g, d] = convert(value, out[i, g, d])
 
 
 @kernel()
@@ -142,24 +46,50 @@ def _attend(
     k_scale: Any,
     v_scale: Any,
     out: Any,
-    queries_per_item: Any,
+    is_few: Any,
+    parts_indptr: Any,
+    results: Any,
+    peaks: Any,
+    sums: Any,
     share: Any,
     num_shares: Any,
 ) -> Any:
     """Do every item whose number is `share` modulo `num_shares`."""
     num_kv_heads = k_cache.shape[1]
+    queries_per_item = max(1, LANES_PER_ITEM // (q.shape[1] // num_kv_heads))
     item = 0
     for row in range(lengths.size):
         row_start, row_end = qo_indptr[row], qo_indptr[row + 1]
         hidden = lengths[row] - (row_end - row_start)
         pages = indices[indptr[row] : indptr[row + 1]]
+        if is_few[row]:
+            for part in range(parts_indptr[row], parts_indptr[row + 1]):
+                if item % num_shares == share:
+                    start = (part - parts_indptr[row]) * KEYS_PER_CHUNK
+                    attend_chunk(
+                        q[row_start],
+                        k_cache,
+                        v_cache,
+                        pages,
+                        page_size,
+                        start,
+                        min(start + KEYS_PER_CHUNK, lengths[row]),
+                        scale,
+                        k_scale,
+                        v_scale,
+                        results[part],
+                        peaks[part],
+                        sums[part],
+                    )
+                item += 1
+            continue
         for first_query in range(row_start, row_end, queries_per_item):
             num_queries = min(queries_per_item, row_end - first_query)
             step = 1 if causal else 0
             first_visible = hidden + (first_query - row_start) + 1 if causal else lengths[row]
             for kv_head in range(num_kv_heads):
                 if item % num_shares == share:
-                    _attend_item(
+                    attend_block(
                         q,
                         k_cache,
                         v_cache,
@@ -176,6 +106,25 @@ def _attend(
                         out,
                     )
                 item += 1
+
+
+@kernel()
+def _join(
+    results: Any,
+    peaks: Any,
+    sums: Any,
+    is_few: Any,
+    parts_indptr: Any,
+    qo_indptr: Any,
+    group: Any,
+    out: Any,
+) -> Any:
+    for row in range(is_few.size):
+        if is_few[row]:
+            first, end = parts_indptr[row], parts_indptr[row + 1]
+            join_parts(
+                results[first:end], peaks[first:end], sums[first:end], group, out[qo_indptr[row]]
+            )
 
 
 def paged_attention(
@@ -252,12 +201,21 @@ def paged_attention(
     assert qo_indptr[-1] == nnz
 
     group = num_q_heads // num_kv_heads
-    queries_per_item = max(1, LANES_PER_ITEM // group)
+    num_queries = qo_indptr[1:] - qo_indptr[:-1]
+    is_few = (num_queries == 1) & (group <= MAX_GROUP)
+    parts_indptr = np.zeros(batch_size + 1, np.int64)
+    np.cumsum(is_few * -(-lengths // KEYS_PER_CHUNK), out=parts_indptr[1:])
+    shape = int(parts_indptr[-1]), num_kv_heads * round_up(group, FEW)
+    parts = (
+        np.empty((*shape, round_up(v_dim, LANES)), np.float32),
+        np.empty(shape, np.float32),
+        np.empty(shape, np.float32),
+    )
     if num_threads is None:
-        work = 2 * dim * num_q_heads * int(np.dot(lengths, qo_indptr[1:] - qo_indptr[:-1]))
+        work = 2 * dim * num_q_heads * int(np.dot(lengths, num_queries))
         num_threads = min(available_cpus(), work // MIN_WORK_PER_THREAD)
-    num_items = (nnz // queries_per_item + batch_size) * num_kv_heads
-    num_threads = max(1, min(num_threads, num_items, MAX_THREADS))
+    most_items = shape[0] + (nnz * group // LANES_PER_ITEM + batch_size) * num_kv_heads
+    num_shares = min(num_threads * SHARES_PER_THREAD, most_items) if num_threads > 1 else 1
 
     factor = np.float32((dim**-0.5 if scale is None else scale) * math.log2(math.e))
     arguments = (
@@ -274,7 +232,11 @@ def paged_attention(
         np.float32(k_scale),
         np.float32(v_scale),
         bits_view(out),
-        queries_per_item,
+        is_few,
+        parts_indptr,
+        *parts,
     )
-    run_shares(lambda share: _attend(*arguments, share, num_threads), num_threads)
+    run_shares(lambda share: _attend(*arguments, share, num_shares), num_shares, num_threads)
+    if shape[0] or is_few.any():
+        _join(*parts, is_few, parts_indptr, qo_indptr, group, bits_view(out))
     return out

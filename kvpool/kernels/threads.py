@@ -1,10 +1,16 @@
 """Threads that share the work of one kernel call; kernels release the GIL."""
 
+import itertools
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 MAX_THREADS = 16
+# More shares than threads: one that started late, or lost its CPU for a while, takes fewer.
+SHARES_PER_THREAD = 4
+# Rows of so many bytes are moved in several times what it takes to wake a thread.
+MIN_BYTES_PER_THREAD = 1 << 20
+MIN_BYTES_TO_SHARE = 2 * MIN_BYTES_PER_THREAD
 
 
 class _Threads:
@@ -19,15 +25,55 @@ class _Threads:
     def _forget(self) -> None:
         self._executor = None
 
-    def run(self, work: Callable[[int], None], num_shares: int) -> None:
-        """Do ``work(share)`` for every share, the first one in the calling thread."""
-        if num_shares > 1 and self._executor is None:
-            self._executor = ThreadPoolExecutor(MAX_THREADS - 1, "kvpool-attention")
-        executor = self._executor
-        others = [executor.submit(work, share) for share in range(1, num_shares) if executor]
-        work(0)
+    def run(self, work: Callable[[int], None], num_shares: int, num_threads: int) -> None:
+        """Do ``work(share)`` for every share, in the calling thread and in others.
+
+        Each thread takes the next share when it is done with one. Nothing runs any more when this
+        returns or raises: what is written to may be somebody else's afterwards.
+        """
+        numbers = itertools.count()
+
+        def take_shares() -> None:
+            while (share := next(numbers)) < num_shares:
+                work(share)
+
+        others: list[Future[None]] = []
+        try:
+            self._start(take_shares, min(num_threads, num_shares, MAX_THREADS) - 1, others)
+            take_shares()
+        finally:
+            _settle(others)
         for other in others:
-            other.result()
+            if not other.cancelled():
+                other.result()
+
+    def _start(
+        self, task: Callable[[], None], num_threads: int, started: list[Future[None]]
+    ) -> None:
+        if num_threads < 1:
+            return
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(MAX_THREADS - 1, "kvpool-kernels")
+        try:
+            for _ in range(num_threads):
+                started.append(self._executor.submit(task))
+        except RuntimeError:
+            # An interpreter on its way out starts no threads: the caller does the rest.
+            return
+
+
+def _settle(futures: list[Future[None]]) -> None:
+    """Cancel what has not started, and wait for the rest, interrupts or not."""
+    interrupt: BaseException | None = None
+    running = [future for future in futures if not future.cancel()]
+    while running:
+        try:
+            wait(running)
+            running = []
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def available_cpus() -> int:
@@ -39,3 +85,14 @@ def available_cpus() -> int:
 
 _threads = _Threads()
 run_shares = _threads.run
+
+
+def run_rows(move: Callable[[slice], None], num_rows: int, num_bytes: int) -> None:
+    """Move all rows, some in each call of `move`, on as many threads as pay off."""
+    num_threads = min(available_cpus(), num_bytes // MIN_BYTES_PER_THREAD)
+    num_shares = min(num_threads * SHARES_PER_THREAD, num_rows) if num_threads > 1 else 1
+
+    def move_share(share: int) -> None:
+        move(slice(num_rows * share // num_shares, num_rows * (share + 1) // num_shares))
+
+    run_shares(move_share, num_shares, num_threads)

@@ -6,7 +6,8 @@ import numpy as np
 
 from kvpool.kernels.codes import stored_value
 from kvpool.kernels.jit import kernel
-from kvpool.kernels.llvm import LANES, ROWS, block_product
+from kvpool.kernels.llvm import prefetch
+from kvpool.kernels.products import LANES, ROWS, block_product
 
 # Sums may be reordered and fused; infinities and NaN keep their meaning.
 REASSOCIATE = {"reassoc", "contract", "nsz"}
@@ -23,7 +24,8 @@ def product(c: Any, rows: Any, a: Any, transposed: Any, b: Any, length: Any, add
     """Set the first `rows` rows of `c` to those of ``a @ b``, or add them; see `block_product`."""
     for lane in range(0, c.shape[1], LANES):
         for row in range(0, rows, ROWS):
-            block_product(c, row, lane, a, transposed, b, length, add)
+            a_row, a_column = (0, row) if transposed else (row, 0)
+            block_product(c, row, lane, a, a_row, a_column, transposed, b, length, add)
 
 
 @kernel()
@@ -66,6 +68,20 @@ def load_tile(
             for d in range(cache.shape[2]):
                 tile[p - start, d] = stored_value(cache[first_slot + p, head, d], scale)
         position = page_end
+
+
+@kernel()
+def prefetch_ahead(
+    cache: Any, head: Any, pages: Any, page_size: Any, start: Any, end: Any, ahead: Any
+) -> Any:
+    """Prefetch one head of positions [start + ahead, end + ahead), as far as there are pages.
+
+    The processor follows a stream of lines, but not from page to page, and hardly over the gaps
+    between the rows of one head.
+    """
+    for position in range(start + ahead, min(end + ahead, pages.size * page_size)):
+        page = position // page_size
+        prefetch(cache, np.int64(pages[page]) * page_size + position - page * page_size, head, 1)
 
 
 @kernel(fastmath=REASSOCIATE)

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from kvpool.page_table import PageTable
 from kvpool.step.in_graph import StepInGraph
+from kvpool.step.reading import StepReading
 from kvpool.step.rollback import StepRollback
 from kvpool.step.rows import LatestTable, Positions
 
 __all__ = ["LatestTable", "Positions", "Step"]
 
 
-class Step(StepInGraph, StepRollback):
+class Step(StepReading, StepInGraph, StepRollback):
     """Rows of one forward pass, in the order of `KVCachePool.activate_step`, which makes it.
 
     Positions count from the start of each request, ranges are half-open, and an argument that
@@ -155,64 +156,6 @@ class Step(StepInGraph, StepRollback):
         finally:
             self._gate.leave()
 
-    def get(
-        self, layer: int, length: int, *, padded: bool = False, slots: Any = None
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Read K and V of positions ``[0, length)`` of every row.
-
-        Parameters
-        ----------
-        layer : int
-            Layer index.
-        length : int
-            Positions of each row.
-        padded : bool
-            Let rows shorter than `length` repeat their last slot; mask those positions.
-        slots : array, optional
-            int64 or int32 ``[batch * length]`` on the device, from `slot_indices`.
-
-        Returns
-        -------
-        tuple of array
-            ``(k, v)``, each ``[batch, length, num_kv_heads, head_dim]`` in the compute dtype, new
-            arrays. What this layer has not written reads as zeros.
-
-        Raises
-        ------
-        KVCacheExhaustedError
-            `length` past a row's capacity, without `padded`.
-        """
-        self._enter()
-        try:
-            storage = self._storage
-            layer = storage.check_layer(layer)
-            length = _length(length)
-            if not padded:
-                self._check_lengths(self._rows.positions(length, "length"))
-            if slots is None:
-                found = self._rows.slot_indices(length, True)
-                slots = storage.device.to_device(found)
-            else:
-                slots = self._check_slots(slots, self.batch_size * length)
-            k, v = storage.read(layer, slots)
-            shape = (self.batch_size, length, *storage.row_shape)
-            return k.reshape(shape), v.reshape(shape)
-        finally:
-            self._gate.leave()
-
-    def slot_indices(self, length: int) -> NDArray[np.int64]:
-        """Slots of positions ``[0, length)`` of every row, int64 ``[batch * length]``.
-
-        They are on the device, for side caches that share allocation, reuse and eviction with K
-        and V. Positions past a row's capacity repeat its last slot: mask them. For a `put` take
-        `window_slot_indices`.
-        """
-        self._enter()
-        try:
-            return self._storage.device.to_device(self._rows.slot_indices(_length(length), False))
-        finally:
-            self._gate.leave()
-
     def window_slot_indices(self, start_pos: Positions, seqlen: Positions) -> NDArray[np.int64]:
         """Slots of ``[start_pos, start_pos + seqlen)`` of each row, int64 ``[nnz]``.
 
@@ -289,11 +232,3 @@ class Step(StepInGraph, StepRollback):
         self._enter()
         self._gate.leave()
         self._page_table = None
-
-
-def _length(length: int) -> int:
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
-        raise TypeError(f"length must be an int, got {type(length).__name__}")
-    if not 0 <= length < 2**31:
-        raise ValueError(f"length must be in 0 .. {2**31 - 1}, got {length}")
-    return int(length)

@@ -75,11 +75,6 @@ class StepInGraph(StepBase):
         finally:
             self._gate.leave()
 
-    @property
-    def batch_size(self) -> int:
-        """Rows."""
-        return len(self._requests)
-
     def _positions(
         self, cache_len: Positions, start_pos: Positions, window_len: int
     ) -> tuple[NDArray[np.int64], StepWindow]:

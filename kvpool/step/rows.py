@@ -77,6 +77,11 @@ class StepBase:
         # id of slots that a caller has -> (the slots, weakly, and the window that they are of).
         self._handed: dict[int, tuple[weakref.ref[Any], bytes]] = {}
 
+    @property
+    def batch_size(self) -> int:
+        """Rows."""
+        return len(self._requests)
+
     # ---- life
 
     def _enter(self) -> None:
