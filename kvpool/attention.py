@@ -211,7 +211,6 @@ class PagedAttention:
     def _check_lengths(self) -> None:
         """ValueError if a row has more queries than positions; padding rows have none."""
         table = self._table
-        self._version = table.version
         queries, lengths = np.diff(self._qo_indptr), table.lengths_host
         over = queries > lengths
         if table.is_fixed:
@@ -222,6 +221,7 @@ class PagedAttention:
                 f"row {row} has {queries[row]} queries over {lengths[row]} positions: the lengths "
                 "of a page table include the queries' own tokens"
             )
+        self._version = table.version
 
 
 def paged_attention(

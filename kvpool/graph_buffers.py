@@ -170,6 +170,15 @@ class GraphBuffers:
         )
         self.filling, self._identity = filling, identity
 
+    def check_room(self, num_pages: int) -> None:
+        """ValueError where a table of so many pages is too long for arrays that do not move."""
+        if num_pages > self.num_indices:
+            raise ValueError(
+                f"a page table of {num_pages} pages is too long for the graph's {self.bucket} "
+                f"rows, whose arrays hold {self.num_indices} page ids: make the pool with a "
+                "larger max_seq_len"
+            )
+
     def seal(self, lengths: NDArray[np.int64]) -> bool:
         """Take over lower lengths: True if in place, False if pages had to be listed anew."""
         filling = self.filling

@@ -18,7 +18,7 @@ part                 owner until now                             finish
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kvpool.errors import KVCacheStateError, UnknownRequestError
@@ -204,7 +204,7 @@ class RequestTable:
 
     def checkpoint(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert what is written so far and keep the request bound."""
-        inserted = self.ledger.checkpoint(request, tokens, reuse)
+        inserted = self._publish(self.ledger.checkpoint, request, tokens, reuse)
         self.prefix_insert_tokens += inserted
         return inserted
 
@@ -216,9 +216,18 @@ class RequestTable:
 
     def finish(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert the written whole pages of `tokens`, then unbind."""
-        inserted = self.ledger.finish(request, tokens, reuse)
+        inserted = self._publish(self.ledger.finish, request, tokens, reuse)
         self.prefix_insert_tokens += inserted
         return inserted
+
+    def _publish(
+        self, verb: Callable[..., int], request: Request, tokens: Any, reuse: bool
+    ) -> int:
+        try:
+            return verb(request, tokens, reuse)
+        except RuntimeError as error:
+            # Foreign tokens run code when they are read, and this code has ended the request.
+            raise KVCacheStateError(str(error)) from None
 
     def unbind(self, request: Request) -> None:
         """Give all pages back; nothing is inserted."""

@@ -7,7 +7,7 @@ written on an internal move: it follows from where the page id stands, and `chec
 Every verb that needs pages decides first and moves then: a refused one has changed nothing, no split and no recency.
 Shortage is an answer (None or False, `needed_pages` says how many were wanted); bad input is an exception.
 """
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
@@ -228,6 +228,8 @@ cdef class PageLedger(LedgerMoves):
         # As a Python number: it may be beyond any of C's.
         if length > lease.num_pages * self.page_size:
             return False
+        if length > INT32_MAX:
+            raise ValueError(f"a request has at most {INT32_MAX} written tokens, got {length}")
         num_tokens = length
         self.lengths.raise_to(lease.row, num_tokens)
         lease.entered_pages = max(lease.entered_pages, (num_tokens + self.page_size - 1) // self.page_size)
@@ -392,7 +394,8 @@ cdef class PageLedger(LedgerMoves):
         """Nothing that is cached now matches again; frees what is unlocked and returns its tokens."""
         cdef Py_ssize_t count
         self.tree.enter()
-        count = self.tree.detach_all(self.allocator.stack + self.allocator.stack_size)
+        named_roots = self.tree.named_roots()
+        count = self.tree.detach_all(self.allocator.stack + self.allocator.stack_size, named_roots)
         self.allocator.stack_size += count
         self.verify()
         return count * self.page_size

@@ -35,5 +35,6 @@ cdef class LedgerMoves:
     ) except -1
     cdef int raise_path(self, PageLease lease, Py_ssize_t num_pages) except -1
     cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil
-    cdef int follow(self, PageLease other, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached) except -1
+    cdef int bring_lineage(self, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached) except -1
+    cdef void take_back(self, node_t n, Py_ssize_t num_pages) noexcept
     cdef int let_go(self, PageLease lease) except -1

@@ -169,7 +169,7 @@ cdef class LedgerMoves:
             root = self.tree.ensure_root(lease.extra_key)
         walk[0] = self.tree.walk(root, tokens + start * self.page_size, num_pages - start, NULL)
         cached = start + walk.num_pages
-        if ends and cached == lease.matched_pages:
+        if ends and cached == lease.matched_pages and lease.lineage is None:
             own_run = &lease.known
         walk.node = self.tree.attach(
             walk, tokens + cached * self.page_size, lease.page_ids + cached, num_pages - cached, lease.priority,
@@ -178,10 +178,7 @@ cdef class LedgerMoves:
         if lease.known == NULL:
             lease.known_len = lease.matched_pages * self.page_size
         if lease.lineage is not None:
-            # A copy: an allocation may run the collector, and with it a caller's clean-up.
-            for other in list(lease.lineage):
-                if other is not lease and (<PageLease>other).live:
-                    self.follow(other, lease, num_pages, walk.node, cached)
+            self.bring_lineage(lease, num_pages, walk.node, cached)
             for i in range(cached, num_pages):
                 self.holders[lease.page_ids[i]] = 0
         return num_pages - cached
@@ -209,27 +206,61 @@ cdef class LedgerMoves:
             n = self.tree.arena.nodes[n].parent
         return n
 
-    cdef int follow(
-        self, PageLease other, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached
+    cdef int bring_lineage(
+        self, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached
     ) except -1:
-        """`lease` brought pages to the tree that `other` holds too: lock them there for `other`."""
-        cdef Py_ssize_t common = other.tree_pages, depth = num_pages, limit = min(num_pages, other.num_pages)
+        """`lease` brought pages to the tree that others of its lineage hold too: lock them there for each of these.
+
+        All that can fail comes first, and takes the new pages back out of the tree if it does.
+        """
+        cdef Py_ssize_t common, depth, limit
+        cdef PageLease other
         cdef node_t n
-        while common < limit and other.page_ids[common] == lease.page_ids[common]:
-            common += 1
-        if common == other.tree_pages:
-            return 0
-        n = self.node_at(deepest, &depth, common)
-        if depth > common:
-            n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - common))
-        if cached > other.tree_pages:
-            if other.duplicates is None:
-                other.duplicates = []
-            other.duplicates.append((other.tree_pages, min(common, cached)))
-        self.tree.lock_path(n, other.node)
-        other.node = n
-        other.tree_pages = common
+        plans = []
+        try:
+            # A copy: an allocation may run the collector, and with it a caller's clean-up.
+            for each in list(lease.lineage):
+                other = each
+                limit = min(num_pages, other.num_pages)
+                if other is lease or not other.live:
+                    continue
+                common = other.tree_pages
+                while common < limit and other.page_ids[common] == lease.page_ids[common]:
+                    common += 1
+                if common == other.tree_pages:
+                    continue
+                depth = num_pages
+                n = self.node_at(deepest, &depth, common)
+                if depth > common:
+                    self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - common))
+                duplicates = other.duplicates
+                if cached > other.tree_pages:
+                    duplicates = [*(duplicates or ()), (other.tree_pages, min(common, cached))]
+                plans.append((other, common, duplicates))
+        except MemoryError:
+            self.take_back(deepest, num_pages - cached)
+            raise
+        for each, end, duplicates in plans:
+            other = each
+            if other.live:
+                common = end
+                depth = num_pages
+                n = self.node_at(deepest, &depth, common)
+                other.duplicates = duplicates
+                self.tree.lock_path(n, other.node)
+                other.node = n
+                other.tree_pages = common
         return 0
+
+    cdef void take_back(self, node_t n, Py_ssize_t num_pages) noexcept:
+        """Remove the last `num_pages` of the path to `n`, whole nodes that nobody else has seen, from the tree."""
+        cdef node_t parent
+        while num_pages > 0:
+            parent = self.tree.arena.nodes[n].parent
+            num_pages -= self.tree.arena.nodes[n].num_pages
+            self.tree.evictable_pages -= self.tree.arena.nodes[n].num_pages
+            self.tree.remove_leaf(n)
+            n = parent
 
     cdef int let_go(self, PageLease lease) except -1:
         """Drop the duplicates and the lock of a lease whose other pages are settled, and end it."""

@@ -213,11 +213,13 @@ cdef class RadixCache(RadixTree):
         its own hands them out by the next `evict`, before any other page.
         """
         self.enter()
-        cdef cnp.npy_intp count = self.evictable_pages
+        # Room for all: what is locked now may be unlocked by a clean-up that these allocations set off.
+        cdef cnp.npy_intp count = self.evictable_pages + self.protected_pages
         cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
-        self.detach_all(<page_t *>cnp.PyArray_DATA(out))
+        cdef list named_roots = self.named_roots()
+        out = out[:self.detach_all(<page_t *>cnp.PyArray_DATA(out), named_roots)].copy()
         if self.allocator is not None:
-            self.allocator.mark(<page_t *>cnp.PyArray_DATA(out), count)
+            self.allocator.mark(<page_t *>cnp.PyArray_DATA(out), cnp.PyArray_SIZE(out))
         self.verify()
         return out
 

@@ -39,7 +39,7 @@ cdef extern from *:
 
 cdef enum:
     MIN_UNITS = 2              # a header and the two neighbours of a free block
-    MAX_UNITS = 1 << 30        # blocks of up to 16 GiB; a larger slab is cut into such
+    MAX_UNITS = 1 << 30        # blocks of up to 16 GiB; a pool of more tokens has no slab
 
 
 cdef int bin_of(uint32_t num_units) noexcept nogil:

@@ -361,6 +361,8 @@ cdef class StepRows:
 
     def fill_page_ids(self, indptr, indices):
         """Fill int32 `indices` with the page ids that `indptr` (int32, `fill_counts`) asks for."""
+        if (<int32_t *>cnp.PyArray_DATA(<cnp.ndarray>indptr))[self.batch_size] > cnp.PyArray_SIZE(<cnp.ndarray>indices):
+            raise ValueError(f"a table of {indptr[self.batch_size]} pages does not fit in {indices.size} indices")
         cdef const int32_t *start = <const int32_t *>cnp.PyArray_DATA(<cnp.ndarray>indptr)
         cdef page_t *page_ids = <page_t *>cnp.PyArray_DATA(<cnp.ndarray>indices)
         cdef Py_ssize_t b

@@ -47,7 +47,8 @@ cdef class RadixTree:
     cdef void unlock_path(self, node_t n) noexcept nogil
     cdef Py_ssize_t evict_into(self, page_t *out, Py_ssize_t num_pages) noexcept nogil
     cdef void remove_leaf(self, node_t n) noexcept nogil
-    cdef Py_ssize_t detach_all(self, page_t *out) except -1
+    cdef list named_roots(self)
+    cdef Py_ssize_t detach_all(self, page_t *out, list named_roots) except -1
     cdef int drop_pending_roots(self) except -1
     cdef bint holds_pages(self, node_t n) noexcept
     cdef int free_orphans(self) except -1

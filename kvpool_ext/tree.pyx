@@ -90,6 +90,8 @@ cdef class RadixTree:
             raise TypeError(f"page_size must be an int, got {type(page_size).__name__}")
         if not 1 <= page_size <= 1 << 20:
             raise ValueError(f"page_size must be in 1 .. {1 << 20} tokens, got {page_size}")
+        if num_pages < 0:
+            raise ValueError(f"num_pages must be at least 0, got {num_pages}")
         if eviction != "lru":
             raise ValueError(f"eviction must be 'lru', got {eviction!r}")
         self.page_size = page_size
@@ -258,8 +260,9 @@ cdef class RadixTree:
             node.parent = n
             node.num_pages = <int32_t>num_new
             if own_run != NULL:
-                self.trim_runs(node)
-            node.key_hash = arena.hash_page(n, token_run)
+                token_run = arena.runs.resize(node.tokens, num_new * self.page_size, num_new * self.page_size)
+                node.tokens = token_run if token_run != NULL else node.tokens
+            node.key_hash = arena.hash_page(n, node.tokens)
             arena.nodes[n].num_children += 1
             arena.join_class(leaf, rank)
             arena.index_node(leaf)
@@ -361,8 +364,16 @@ cdef class RadixTree:
                 self.pending_root = node.parent
         self.arena.drop_node(n)
 
-    cdef Py_ssize_t detach_all(self, page_t *out) except -1:
-        """Empty the index: drop unlocked nodes, their pages to `out`, and leave locked ones to their holders."""
+    cdef list named_roots(self):
+        """``[(extra_key, root)]`` of all namespaces but the default one."""
+        return [(key, root) for key, root in self.roots.items() if key is not None]
+
+    cdef Py_ssize_t detach_all(self, page_t *out, list named_roots) except -1:
+        """Empty the index: drop unlocked nodes, their pages to `out`, and leave locked ones to their holders.
+
+        `named_roots` was made before `out` was looked up: an allocation may run the collector, and with it a caller's
+        clean-up that gives pages back.
+        """
         cdef NodeArena arena = self.arena
         cdef Py_ssize_t done = 0
         cdef Node *node
@@ -385,8 +396,8 @@ cdef class RadixTree:
         self.orphan_pages = 0
         self.epoch += 1
         self.drop_pending_roots()
-        for key, root in list(self.roots.items()):
-            if key is not None:
+        for key, root in named_roots:
+            if key in self.roots:
                 arena.nodes[<node_t>root].flags |= IS_DETACHED
                 del self.roots[key]
                 del self.root_keys[root]

@@ -72,6 +72,8 @@ cdef class RecentWindows:
         cdef int64_t *ends = self.scratch + n
         cdef int64_t *offsets = self.scratch + 2 * n
         cdef StepWindow window
+        # What runs foreign code comes before the scratch is filled, for that may ask for a window too.
+        start_pos, seqlen, qo_indptr = settled(start_pos), settled(seqlen), settled(qo_indptr)
         read_positions(start_pos, "start_pos", n, starts)
         if qo_indptr is None:
             read_positions(seqlen, "seqlen", n, ends)
@@ -97,6 +99,14 @@ cdef class RecentWindows:
             del self.windows[0]
         self.windows.append(window)
         return window
+
+
+cdef object settled(object values):
+    """`values` as an int or array, where it is neither and holds integers; else as it is, for its error."""
+    if values is None or type(values) is int or cnp.PyArray_Check(values):
+        return values
+    found = np.asarray(values)
+    return found if found.dtype.kind in "iu" else values
 
 
 cdef int read_positions(object values, str name, Py_ssize_t n, int64_t *out) except -1:

@@ -51,11 +51,7 @@ class VerifyGraph(Graph):
         KVCacheExhaustedError, ValueError, KVCacheStateError
             As `DecodeGraph.prepare`.
         """
-        if isinstance(window_len, bool) or not isinstance(window_len, (int, np.integer)):
-            raise TypeError(f"window_len must be an int, got {type(window_len).__name__}")
-        if window_len < 1:
-            raise ValueError(f"window_len must be at least 1, got {window_len}")
-        return self._prepare(cache_lengths, start_positions, int(window_len))
+        return self._prepare(cache_lengths, start_positions, _checked_window_len(window_len))
 
     def page_table(self) -> PageTable:
         """The table that was prepared last."""
@@ -78,7 +74,11 @@ class VerifyGraph(Graph):
 
         The same array for the same bucket and window.
         """
-        key = (self.bucket(batch), window_len)
+        self._wiring.gate.enter()
+        self._wiring.gate.leave()
+        key = (self.bucket(batch), _checked_window_len(window_len))
+        if key[0] * key[1] >= 2**31:
+            raise ValueError(f"{key[0]} windows of {key[1]} tokens are more than int32 counts")
         found = self._qo_indptr.get(key)
         if found is None:
             host = np.arange(key[0] + 1, dtype=np.int32) * np.int32(window_len)
@@ -95,3 +95,11 @@ class VerifyGraph(Graph):
         if self.buffers is None or self.buffers.filling is None:
             raise KVCacheStateError("the verify graph was not prepared: call prepare first")
         return self.buffers
+
+
+def _checked_window_len(window_len: int) -> int:
+    if isinstance(window_len, bool) or not isinstance(window_len, (int, np.integer)):
+        raise TypeError(f"window_len must be an int, got {type(window_len).__name__}")
+    if not 1 <= window_len < 2**31:
+        raise ValueError(f"window_len must be in 1 .. {2**31 - 1}, got {window_len}")
+    return int(window_len)

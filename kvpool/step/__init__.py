@@ -134,12 +134,17 @@ class Step(StepReading, StepInGraph, StepRollback):
                 return self._put_in_graph(graph, layer, k, v, qo_indptr)
             k, v, seqlen, num_tokens = self._token_rows(k, v, qo_indptr)
             window = self._rows.window(start_pos, seqlen, qo_indptr, num_tokens)
+            own = slots is None or self._is_own(slots, window)
+            if not own:
+                slots = self._check_slots(slots, window.num_tokens)
+            if self._seen_losses != self._ledger.num_losses:
+                self._recheck()  # foreign arrays may run code when they are read
             if self._rows.first_past_capacity(window) >= 0:
                 raise self._past_capacity(window)
             if self._rows.first_shared(window) >= 0:
                 raise self._put_on_shared(window)
-            own = slots is None or self._is_own(slots, window)
-            slots = self._slots_of(window) if own else self._check_slots(slots, window.num_tokens)
+            if own:
+                slots = self._slots_of(window)
             moves = storage.moves
             launches = None if moves is None else moves[layer].prepare(slots, k, v)
             fresh = self._rows.entering(window)
@@ -216,7 +221,7 @@ class Step(StepReading, StepInGraph, StepRollback):
         """A page table of the caller's own; the step neither keeps nor changes it."""
         self._enter()
         try:
-            return self._build(self._lengths(lengths))
+            return self._build(self._lengths(lengths), own=False)
         finally:
             self._gate.leave()
 

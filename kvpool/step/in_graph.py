@@ -119,16 +119,23 @@ class StepInGraph(StepBase):
             )
         return buffers
 
-    def _put_in_graph(self, graph: Any, layer: int, k: Any, v: Any, qo_indptr: Any) -> None:
-        """Write K and V of the step's rows, with or without padding, to the graph's slots."""
+    def _writable_buffers(self, graph: Any) -> GraphBuffers:
+        """The same, if its write slots are those of this pass."""
         buffers = self._graph_buffers(graph)
-        filling = buffers.filling
-        assert filling is not None
-        if not filling.may_put:
+        if buffers.filling is not None and not buffers.filling.may_put:
             raise KVCacheStateError(
                 f"the {graph.name} knows no positions after install, or after the block that it "
                 "was prepared for: call prepare before a put"
             )
+        return buffers
+
+    def _put_in_graph(self, graph: Any, layer: int, k: Any, v: Any, qo_indptr: Any) -> None:
+        """Write K and V of the step's rows, with or without padding, to the graph's slots."""
+        buffers = self._writable_buffers(graph)
+        filling = buffers.filling
+        assert filling is not None
+        if filling.window is not None and self._rows.first_shared(filling.window) >= 0:
+            raise self._put_on_shared(filling.window)
         storage = self._storage
         k, v = storage.device.float_array(k, "k"), storage.device.float_array(v, "v")
         shape, row_shape, window_len = k.shape, storage.row_shape, filling.window_len
@@ -167,7 +174,7 @@ class StepInGraph(StepBase):
     def _slots_in_graph(
         self, graph: Any, start_pos: Positions, seqlen: Positions
     ) -> NDArray[np.int64]:
-        buffers = self._graph_buffers(graph)
+        buffers = self._writable_buffers(graph)
         filling, window = buffers.filling, self._rows.window(start_pos, seqlen)
         assert filling is not None
         if filling.window is not None and filling.window.key() != window.key():
@@ -175,4 +182,8 @@ class StepInGraph(StepBase):
                 f"the {graph.name} was prepared for positions {filling.window.positions()}, "
                 f"slots of {window.positions()} were asked for"
             )
-        return buffers.write_slots
+        slots = buffers.write_slots
+        if isinstance(slots, np.ndarray):
+            slots = slots.view()
+            slots.flags.writeable = False
+        return slots

@@ -253,9 +253,14 @@ class StepBase:
             self._storage.zero(self._storage.device.to_device(slots))
 
     def _seal(self, lengths: NDArray[np.int64]) -> bool:
-        self._rows.cap(lengths)
         graph = self._graph_mode.current
-        if graph is not None and graph.holds(self._rows):
+        in_graph = graph is not None and graph.holds(self._rows)
+        if in_graph or self._page_table is not None:
+            self._storage.device.check_upload()
+        if in_graph:
+            graph.buffers.check_room(self._rows.num_pages_over(lengths))
+        self._rows.cap(lengths)
+        if in_graph:
             # What was made outside of the block must not show what is taken back in it.
             if self._page_table is not None and not self._page_table.bump(lengths):
                 self._page_table = None
@@ -273,10 +278,11 @@ class StepBase:
         self._check_lengths(wanted)
         return wanted
 
-    def _build(self, lengths: NDArray[np.int64]) -> PageTable:
+    def _build(self, lengths: NDArray[np.int64], own: bool = True) -> PageTable:
         indptr, last_page_len = self._rows.page_counts(lengths)
         identity, same_pages = self._rows.identity(), self._latest.table
-        if not self._latest.lists(identity, indptr):
+        # A table that becomes the caller's, who may change it, shares nothing.
+        if not own or not self._latest.lists(identity, indptr):
             same_pages = None
         indices = self._rows.page_ids(indptr) if same_pages is None else same_pages.indices_host
         made = PageTable(
@@ -289,5 +295,6 @@ class StepBase:
             self._storage.device,
             same_pages=same_pages,
         )
-        self._latest.identity, self._latest.table = identity, made
+        if own:
+            self._latest.identity, self._latest.table = identity, made
         return made
