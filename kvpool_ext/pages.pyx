@@ -7,9 +7,9 @@ a double or foreign free is found before anything changes. Not thread-safe; no d
 Invariants: (A1) a page is on the stack at most once; (A2) pages on the stack are below `next_unused`; (A3) a marked
 page is not free; (A4) ``num_taken`` is the number of marks.
 """
-from libc.stdint cimport INT32_MAX
+from libc.stdint cimport INT32_MAX, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from kvpool_ext.tokens cimport borrow_pages
 from kvpool_ext.types cimport CHECKED, page_t
 
 cnp.import_array()
+
+cdef enum:
+    RUN_PIECE = 32
 
 
 cdef class PageAllocator:
@@ -136,36 +139,83 @@ cdef class PageAllocator:
 
     cdef void pop(self, page_t *out, Py_ssize_t n) noexcept nogil:
         cdef Py_ssize_t used = min(n, self.stack_size), i
+        cdef page_t first = self.next_unused
         self.stack_size -= used
         memcpy(out, self.stack + self.stack_size, used * sizeof(page_t))
-        for i in range(used, n):
-            out[i] = self.next_unused
-            self.next_unused += 1
+        for i in range(n - used):
+            out[used + i] = first + <page_t>i
+        self.next_unused = first + <page_t>(n - used)
 
     cdef void push(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
         memcpy(self.stack + self.stack_size, pages, n * sizeof(page_t))
         self.stack_size += n
 
     cdef void mark(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
-        cdef Py_ssize_t i
-        for i in range(n):
-            self.taken[pages[i]] = 1
+        cdef Py_ssize_t i = 0, count
+        while i < n:
+            if not starts_run(pages + i, n - i):
+                self.taken[pages[i]] = 1
+                i += 1
+                continue
+            count = run_length(pages + i, n - i)
+            memset(self.taken + pages[i], 1, count)
+            i += count
         self.num_taken += n
 
     cdef Py_ssize_t claim_marks(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
         """Unmark all `pages` and answer -1, or change nothing and answer where the first bad one is."""
-        cdef Py_ssize_t i, bad = -1
-        for i in range(n):
-            if pages[i] < 0 or pages[i] >= self.num_pages or self.taken[pages[i]] == 0:
-                bad = i
+        cdef Py_ssize_t i = 0, k, count
+        cdef uint8_t all_taken
+        cdef uint8_t *marks
+        while i < n:
+            if not starts_run(pages + i, n - i):
+                if not 0 <= pages[i] < self.num_pages or not self.taken[pages[i]]:
+                    break
+                self.taken[pages[i]] = 0
+                i += 1
+                continue
+            count = run_length(pages + i, n - i)
+            all_taken = pages[i] >= 0 and pages[i] + count <= self.num_pages
+            if all_taken:
+                marks = self.taken + pages[i]
+                for k in range(count):
+                    all_taken &= marks[k]
+            if not all_taken:
+                # The bad one is among these: one by one up to it.
+                while 0 <= pages[i] < self.num_pages and self.taken[pages[i]]:
+                    self.taken[pages[i]] = 0
+                    i += 1
                 break
-            self.taken[pages[i]] = 0
-        if bad < 0:
+            memset(self.taken + pages[i], 0, count)
+            i += count
+        if i == n:
             self.num_taken -= n
             return -1
-        for i in range(bad):
-            self.taken[pages[i]] = 1
-        return bad
+        for k in range(i):
+            self.taken[pages[k]] = 1
+        return i
+
+
+cdef inline bint starts_run(const page_t *pages, Py_ssize_t n) noexcept nogil:
+    """Whether two ids count up: where pages lie shuffled, the runs that follow are not worth a call."""
+    return n > 1 and <uint32_t>pages[1] - <uint32_t>pages[0] == 1
+
+
+cdef Py_ssize_t run_length(const page_t *pages, Py_ssize_t n) noexcept nogil:
+    """How many of the first pages have ids that count up, at least 1: a pool hands out most of its pages so."""
+    cdef Py_ssize_t i = 0, k
+    cdef uint32_t gaps
+    # In pieces whose compare has no branch, for the compiler to make vectors of.
+    while i + RUN_PIECE < n and <uint32_t>pages[i + 1] - <uint32_t>pages[i] == 1:
+        gaps = 0
+        for k in range(RUN_PIECE):
+            gaps |= (<uint32_t>pages[i + k + 1] - <uint32_t>pages[i + k]) ^ 1
+        if gaps:
+            break
+        i += RUN_PIECE
+    while i + 1 < n and <uint32_t>pages[i + 1] - <uint32_t>pages[i] == 1:
+        i += 1
+    return i + 1
 
 
 cdef Py_ssize_t _count(object n, str verb) except -1:
