@@ -82,7 +82,7 @@ test-release: $(VENV)/.made-test $(VENV)/.made-release ## run the test suite: AR
 	$(PY) -m pytest $(ARGS)
 
 test-sim: $(VENV)/.made-test $(VENV)/.made-release ## run the CUDA kernels in numba's simulator
-	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m sim tests/sim $(ARGS)
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m "sim and not slow" tests/sim $(ARGS)
 
 test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks, every verb checking itself
 	$(call PYTEST_FIRST,debug) -m "not slow" $(ARGS)

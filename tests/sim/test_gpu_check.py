@@ -94,6 +94,7 @@ def test_tables_equal_lists(cupy, tiny):
     assert all(row["note"].split()[0] != "0" for row in report.rows[1:])
 
 
+@pytest.mark.slow
 def test_tables_notice_a_wrong_entry(cupy, tiny, monkeypatch):
     from kvpool.graphs import Graph
 
@@ -113,6 +114,7 @@ def test_tables_notice_a_wrong_entry(cupy, tiny, monkeypatch):
 # ---- loops and costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [loops.decode, loops.verify])
 @pytest.mark.parametrize("stored", ["bfloat16", "float8_e4m3fn"])
 def test_captured_loops_equal_eager_ones(guests, cupy, tiny, loop, stored):
@@ -122,6 +124,7 @@ def test_captured_loops_equal_eager_ones(guests, cupy, tiny, loop, stored):
     assert all(verdicts(report).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [loops.decode, loops.verify])
 def test_a_replay_that_does_nothing_fails(guests, cupy, tiny, loop):
     report = Report()
@@ -138,6 +141,7 @@ def test_loops_leave_out_what_was_not_compiled(guests, cupy, tiny):
     assert {row["note"] for row in report.rows} == {"flashinfer-python is not installed: skipped"}
 
 
+@pytest.mark.slow
 def test_costs_have_a_row_for_each_stage_and_kind_of_step(guests, cupy, tiny):
     report = Report()
     prepare.run(cupy, report, {})
@@ -151,6 +155,7 @@ def test_costs_have_a_row_for_each_stage_and_kind_of_step(guests, cupy, tiny):
     assert not report.failed
 
 
+@pytest.mark.slow
 def test_costs_without_flashinfer(cupy, tiny):
     report = Report(small=True)
     prepare.run(cupy, report, {("prefill", "bfloat16"): "torch is not installed"})
@@ -246,6 +251,7 @@ def test_tensors_that_are_copies_are_noticed(torch, cupy, monkeypatch):
 # ---- the whole
 
 
+@pytest.mark.slow
 def test_sections_run_from_the_command_line(guests, cupy, tiny, monkeypatch):
     monkeypatch.setattr(jit, "start", lambda folder, kernels: [])
     monkeypatch.setattr(gpu_check, "captures", lambda *_: {"stand-in": capture})
