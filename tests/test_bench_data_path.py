@@ -8,6 +8,8 @@ import pytest
 from bench import data_path
 from bench.data import attend, moves, pools, race
 
+pytestmark = pytest.mark.slow  # they work on larger trees than checks after every verb bear
+
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 

@@ -20,6 +20,8 @@ from bench.curves.subject import ALL, FLOOR, PARTS, PEERS, POOL, Panel
 from bench.curves.subjects import SUBJECTS
 from kvpool import RadixCache
 
+pytestmark = pytest.mark.slow  # they work on larger trees than checks after every verb bear
+
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {  # subject -> sizes; those of the others are small enough
     "match": (64, 128),

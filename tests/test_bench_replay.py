@@ -26,6 +26,8 @@ from bench.replay.trace import (
 )
 from bench.replay.worker import PHASES, Driver
 
+pytestmark = pytest.mark.slow  # they work on larger trees than checks after every verb bear
+
 ROOT = Path(__file__).resolve().parent.parent
 OURS = [name for name in PLACES if name.startswith("kvpool")]
 PEERS = [name for name in PLACES if not name.startswith(("kvpool", "floor"))]
