@@ -65,8 +65,7 @@ class Graph:
         return self._wiring.mode.is_in(self)
 
     def __enter__(self: GraphT) -> GraphT:
-        self._wiring.gate.enter()
-        self._wiring.gate.leave()
+        self._wiring.gate.check()
         self._wiring.mode.enter(self)
         return self
 
@@ -169,8 +168,7 @@ class Graph:
 
     def _prepared(self, batch: int) -> GraphBuffers:
         """The buffers for a batch, if they hold something."""
-        self._wiring.gate.enter()
-        self._wiring.gate.leave()
+        self._wiring.gate.check()
         found = self._by_bucket.get(self.bucket(batch))
         if found is None or found.filling is None:
             raise KVCacheStateError(

@@ -74,8 +74,7 @@ class VerifyGraph(Graph):
 
         The same array for the same bucket and window.
         """
-        self._wiring.gate.enter()
-        self._wiring.gate.leave()
+        self._wiring.gate.check()
         key = (self.bucket(batch), _checked_window_len(window_len))
         if key[0] * key[1] >= 2**31:
             raise ValueError(f"{key[0]} windows of {key[1]} tokens are more than int32 counts")
@@ -90,8 +89,7 @@ class VerifyGraph(Graph):
         super()._replace(bucket, made)
 
     def _latest(self) -> GraphBuffers:
-        self._wiring.gate.enter()
-        self._wiring.gate.leave()
+        self._wiring.gate.check()
         if self.buffers is None or self.buffers.filling is None:
             raise KVCacheStateError("the verify graph was not prepared: call prepare first")
         return self.buffers

@@ -32,8 +32,7 @@ class PageMap:
     """
 
     def __init__(self, device: Device, page_size: int) -> None:
-        self._device = device
-        self._page_size = page_size
+        """Nothing is kept: on a host the pages are in the leases of the rows."""
 
     def refresh(
         self,
@@ -80,9 +79,6 @@ class PageMap:
         if not same_pages:
             rows.fill_page_ids(indptr, indices)
         rows.fill_slots(starts, window_len, scratch_slot, slots)
-
-    def warm_up(self) -> None:
-        """Compile what a refresh needs."""
 
 
 def page_map_of(device: Device, page_size: int) -> Any:
