@@ -106,16 +106,16 @@ class RequestTable:
         Raises
         ------
         ValueError
-            Not even the prompt fits; then nothing was released.
+            Not even the prompt fits, with reuse on; then nothing was released. With reuse off the
+            request gets what there is, as by `bind_equal`.
         """
         prompt = as_tokens(prompt)
         num_tokens = prompt.size
-        if not reuse:
-            self.ledger.pages_for(num_tokens, total_capacity)
-            return self.bind_equal(1, total_capacity, extra_key, False)[0]
         matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
         wanted = self.ledger.pages_for(num_tokens, total_capacity)
         capacity = min(wanted, matched + room) * self.page_size
+        if capacity < num_tokens and not reuse:
+            return self.bind_equal(1, total_capacity, extra_key, False)[0]
         if capacity < num_tokens:
             raise ValueError(
                 f"a prompt of {num_tokens} tokens cannot fit: {capacity} slots are the most that "

@@ -245,3 +245,14 @@ def test_past_capacity_tells_to_extend(pool):
     pool.bind_request(R(1, 4), 8)
     with pytest.raises(RuntimeError, match=r"extend_request to 9 \(1 more pages; 14 are free"):
         pool.step.require(9)
+
+
+def test_exclusive_bind_without_reuse_knows_its_prompt(pool):
+    pool.prefix_reuse_enabled = False
+    assert pool.bind_with_prefix(R(1, 6), 8) == 0
+    request = pool.step.request_ids[0]
+    write(pool, request, 0, 6)
+    with pytest.raises(ValueError, match="contradicts token 1 told at bind"):
+        pool.finish_request(request, [9, *R(2, 6)])
+    assert pool.finish_request(request, R(1, 6)) == 0
+    assert_ledger(pool)
