@@ -344,7 +344,6 @@ cdef class PageLedger(LedgerMoves):
         if reuse and self.may_publish(lease) and num_pages <= tree_pages:
             self.raise_path(lease, num_pages)
         if reuse and self.may_publish(lease) and num_pages > tree_pages:
-            self.learn(lease, data, num_pages * self.page_size)
             inserted = self.publish(lease, data, num_pages, True, &walk)
             cached = tree_pages + walk.num_pages
             self.drop_pages(lease, tree_pages, cached)

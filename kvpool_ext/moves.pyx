@@ -157,7 +157,7 @@ cdef class LedgerMoves:
     ) except -1:
         """Grow the tree from the lease's node to `num_pages`; returns the pages that were new.
 
-        The lease knows all of `tokens`. If it `ends` with this, its own copy of them becomes the tree's where it can.
+        If the lease `ends` with this, its own copy of the tokens becomes the tree's where it can.
         ``walk.num_pages`` says how many pages beyond ``tree_pages`` were cached already (duplicates of the lease's
         own), ``walk.node`` becomes the deepest node. The walk starts at the handle: what bind matched is not compared
         again.
@@ -170,6 +170,7 @@ cdef class LedgerMoves:
         walk[0] = self.tree.walk(root, tokens + start * self.page_size, num_pages - start, NULL)
         cached = start + walk.num_pages
         if ends and cached == lease.matched_pages and lease.lineage is None:
+            self.learn(lease, tokens, num_pages * self.page_size)
             own_run = &lease.known
         walk.node = self.tree.attach(
             walk, tokens + cached * self.page_size, lease.page_ids + cached, num_pages - cached, lease.priority,
