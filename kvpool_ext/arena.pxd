@@ -74,4 +74,5 @@ cdef class NodeArena:
     cdef void release_class(self, int32_t rank) noexcept nogil
     cdef void link_newest(self, node_t n) noexcept nogil
     cdef void link_newer_than(self, node_t n, node_t child) noexcept nogil
+    cdef void expect(self, node_t n) noexcept nogil
     cdef void unlink(self, node_t n) noexcept nogil

@@ -12,8 +12,18 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from kvpool_ext.runs cimport TokenRuns
+from kvpool_ext.runs cimport UNIT, TokenRuns
 from kvpool_ext.types cimport NO_NODE, node_t, token_t
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define kvpool_prefetch(address) __builtin_prefetch(address)
+    #else
+    #define kvpool_prefetch(address) ((void)(address))
+    #endif
+    """
+    void kvpool_prefetch(const void *address) noexcept nogil
 
 
 @cython.no_gc
@@ -263,6 +273,22 @@ cdef class NodeArena:
         else:
             cls.newest = n
         node.flags |= IS_LINKED
+
+    cdef void expect(self, node_t n) noexcept nogil:
+        """Ask for what removing `n` will touch, and for the header of the node that is newer than it.
+
+        In a large tree each of these is a cache miss, and the misses of one victim follow from its header.
+        """
+        cdef Node *node
+        if n == NO_NODE:
+            return
+        node = &self.nodes[n]
+        kvpool_prefetch(<char *>node.pages - UNIT)
+        kvpool_prefetch(node.pages + node.num_pages - 1)
+        kvpool_prefetch(<char *>node.tokens - UNIT)
+        kvpool_prefetch(&self.buckets[node.key_hash & self.bucket_mask])
+        kvpool_prefetch(&self.nodes[max(node.parent, 0)])
+        kvpool_prefetch(&self.nodes[max(node.newer, 0)])
 
     cdef void unlink(self, node_t n) noexcept nogil:
         cdef Node *node = &self.nodes[n]

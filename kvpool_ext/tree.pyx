@@ -334,6 +334,7 @@ cdef class RadixTree:
                 rank = self.arena.classes[rank].next_rank
                 continue
             node = &self.arena.nodes[n]
+            self.arena.expect(node.newer)
             count = min(num_pages - done, <Py_ssize_t>node.num_pages)
             for i in range(count):
                 out[done + i] = node.pages[node.num_pages - 1 - i]
