@@ -24,7 +24,7 @@ PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer lint coverage bench bench-peers wheels annotate clean
+.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer lint docs coverage bench bench-peers wheels annotate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ $(VENV)/.made-test: $(VENV)/.made-demo
 
 $(VENV)/.made-dev: $(VENV)/.made-test
 	$(PIP) "kvpool[dev]"
+	@touch $@
+
+$(VENV)/.made-docs: $(VENV)/.made-dev
+	$(PIP) "kvpool[docs]"
 	@touch $@
 
 $(VENV)/.made-peers: $(VENV)/.made-test
@@ -110,6 +114,9 @@ lint: $(VENV)/.made-dev $(VENV)/.made-release ## ruff, mypy, stubtest, cython-li
 	PATH="$(abspath $(VENV))/bin:$$PATH" cython-lint kvpool_ext
 	$(PY) -m isort --check-only --diff --quiet kvpool_ext/*.pyx kvpool_ext/*.pxd
 	$(VENV)/bin/codespell
+
+docs: $(VENV)/.made-docs $(VENV)/.made-release ## build the site of docs/ into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 # Kernels are measured with the JIT off, as coverage sees no line of compiled code; what generates code
 # is measured without a cache, which would spare it the work. NumPy, which then

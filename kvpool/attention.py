@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.device import is_torch
-from kvpool.dtypes import dtype_name
+from kvpool.dtypes import FLOAT_DTYPES, dtype_name
 from kvpool.errors import KVCacheStateError
 from kvpool.kernels import attention_for_device
 from kvpool.page_table import PageTable
@@ -168,6 +168,10 @@ class PagedAttention:
         if q.ndim != 3 or q.shape[0] != self._num_queries or q.shape[2] != head_dim:
             expected = f"[{self._num_queries}, num_q_heads, {head_dim}]"
             raise ValueError(f"Invalid shape of q: expected {expected}, got {list(q.shape)}")
+        if dtype_name(q.dtype) not in FLOAT_DTYPES:
+            # `put` rounds float64 to the pool's dtype; there is no such dtype for a result.
+            expected = ", ".join(FLOAT_DTYPES)
+            raise TypeError(f"Invalid dtype of q: expected {expected}, got {dtype_name(q.dtype)}")
         self.plan(q.shape[1], q.dtype)
 
     def _run_arrays(self, layer: int, q: Any, out: Any) -> Any:

@@ -34,6 +34,8 @@ def steps_until_page_boundary(cache_len: int, page_size: int) -> int:
     page_size : int
         Tokens per page.
 
+    Examples
+    --------
     >>> steps_until_page_boundary(15, 16), steps_until_page_boundary(16, 16)
     (1, 0)
     """

@@ -92,8 +92,9 @@ def test_bad_arguments_name_both_sides(pool, rng, shape, options, text):
 def test_integer_queries_and_foreign_tables_raise(pool, make_pool, rng):
     bind_written(pool, rng, 9)
     table = pool.step.page_table(9)
-    with pytest.raises(TypeError, match="Invalid dtype of q"):
-        paged_attention(np.zeros((1, Q_HEADS, DIM), np.int32), pool, 0, table)
+    for dtype in (np.int32, np.float64):
+        with pytest.raises(TypeError, match=f"Invalid dtype of q: .*got {np.dtype(dtype).name}"):
+            paged_attention(np.zeros((1, Q_HEADS, DIM), dtype), pool, 0, table)
     other = make_pool(2, 64, HEADS, DIM, page_size=8)
     with pytest.raises(ValueError, match="page_size 4, the pool 8"):
         PagedAttention(other, table)
