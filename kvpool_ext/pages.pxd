@@ -7,6 +7,7 @@ cdef class PageAllocator:
     cdef readonly Py_ssize_t num_pages
     cdef page_t *stack             # free pages that were used before, the top is handed out first
     cdef Py_ssize_t stack_size
+    cdef Py_ssize_t stack_height   # up to where its memory was touched and not given back
     cdef page_t next_unused        # every page from here on is free and was never handed out
     cdef uint8_t *taken            # 1 for pages handed out by `take` and not given back
     cdef readonly Py_ssize_t num_taken
@@ -18,3 +19,5 @@ cdef class PageAllocator:
     cdef void push(self, const page_t *pages, Py_ssize_t n) noexcept nogil
     cdef void mark(self, const page_t *pages, Py_ssize_t n) noexcept nogil
     cdef Py_ssize_t claim_marks(self, const page_t *pages, Py_ssize_t n) noexcept nogil
+    cdef bint claim_run(self, page_t first, Py_ssize_t n) noexcept nogil
+    cdef bint claim_piece(self, const page_t *pages, Py_ssize_t n) noexcept nogil

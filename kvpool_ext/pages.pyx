@@ -9,7 +9,7 @@ page is not free; (A4) ``num_taken`` is the number of marks.
 """
 from libc.stdint cimport INT32_MAX, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memchr, memcpy, memset
 
 import numpy as np
 
@@ -20,8 +20,29 @@ from kvpool_ext.types cimport CHECKED, page_t
 
 cnp.import_array()
 
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #ifdef __linux__
+    #include <sys/mman.h>
+    #include <unistd.h>
+    #endif
+    /* Hand whole memory pages between the two addresses back to the system; they read as zeros when touched again. */
+    static void kvpool_untouch(void *start, void *end) {
+    #if defined(__linux__) && defined(MADV_DONTNEED)
+        uintptr_t size = (uintptr_t)sysconf(_SC_PAGESIZE);
+        uintptr_t first = ((uintptr_t)start + size - 1) / size * size, last = (uintptr_t)end / size * size;
+        if (first < last) madvise((void *)first, last - first, MADV_DONTNEED);
+    #endif
+    }
+    """
+    void kvpool_untouch(void *start, void *end) noexcept nogil
+
 cdef enum:
-    RUN_PIECE = 32
+    RUN_PIECE = 32   # pages, no more than bits of a word
+    # Free ids that the stack may fall short of its height before its memory is given back: of 4 bytes a page
+    # nothing is left in a full pool, and a memory page comes back once for at least so many ids.
+    MANY_IDS = 1 << 18
 
 
 cdef class PageAllocator:
@@ -40,6 +61,7 @@ cdef class PageAllocator:
             raise ValueError(f"num_pages must be in 0 .. {INT32_MAX}, got {num_pages}")
         self.num_pages = num_pages
         self.stack_size = 0
+        self.stack_height = 0
         self.next_unused = 0
         self.num_taken = 0
         self.stack = <page_t *>malloc((self.num_pages + 1) * sizeof(page_t))
@@ -145,49 +167,46 @@ cdef class PageAllocator:
         for i in range(n - used):
             out[used + i] = first + <page_t>i
         self.next_unused = first + <page_t>(n - used)
+        if self.stack_height - self.stack_size > MANY_IDS:
+            kvpool_untouch(self.stack + self.stack_size, self.stack + self.stack_height)
+            self.stack_height = self.stack_size
 
     cdef void push(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
         memcpy(self.stack + self.stack_size, pages, n * sizeof(page_t))
         self.stack_size += n
+        self.stack_height = max(self.stack_height, self.stack_size)
 
     cdef void mark(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
-        cdef Py_ssize_t i = 0, count
+        cdef Py_ssize_t i = 0, k, count
+        cdef uint8_t *marks = self.taken
         while i < n:
-            if not starts_run(pages + i, n - i):
-                self.taken[pages[i]] = 1
-                i += 1
-                continue
             count = run_length(pages + i, n - i)
-            memset(self.taken + pages[i], 1, count)
+            if count >= RUN_PIECE:
+                memset(marks + pages[i], 1, count)
+            else:
+                count = min(<Py_ssize_t>RUN_PIECE, n - i)
+                for k in range(count):
+                    marks[pages[i + k]] = 1
             i += count
         self.num_taken += n
 
     cdef Py_ssize_t claim_marks(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
         """Unmark all `pages` and answer -1, or change nothing and answer where the first bad one is."""
         cdef Py_ssize_t i = 0, k, count
-        cdef uint8_t all_taken
-        cdef uint8_t *marks
         while i < n:
-            if not starts_run(pages + i, n - i):
-                if not 0 <= pages[i] < self.num_pages or not self.taken[pages[i]]:
-                    break
-                self.taken[pages[i]] = 0
-                i += 1
-                continue
             count = run_length(pages + i, n - i)
-            all_taken = pages[i] >= 0 and pages[i] + count <= self.num_pages
-            if all_taken:
-                marks = self.taken + pages[i]
-                for k in range(count):
-                    all_taken &= marks[k]
-            if not all_taken:
-                # The bad one is among these: one by one up to it.
-                while 0 <= pages[i] < self.num_pages and self.taken[pages[i]]:
-                    self.taken[pages[i]] = 0
-                    i += 1
-                break
-            memset(self.taken + pages[i], 0, count)
+            if count >= RUN_PIECE:
+                if not self.claim_run(pages[i], count):
+                    break
+            else:
+                count = min(<Py_ssize_t>RUN_PIECE, n - i)
+                if not self.claim_piece(pages + i, count):
+                    break
             i += count
+        # The bad one is among those of the last piece: one by one up to it.
+        while i < n and 0 <= pages[i] < self.num_pages and self.taken[pages[i]]:
+            self.taken[pages[i]] = 0
+            i += 1
         if i == n:
             self.num_taken -= n
             return -1
@@ -195,24 +214,47 @@ cdef class PageAllocator:
             self.taken[pages[k]] = 1
         return i
 
+    cdef bint claim_run(self, page_t first, Py_ssize_t n) noexcept nogil:
+        """Unmark `n` pages from `first` on, all or none."""
+        if first < 0 or first + n > self.num_pages or memchr(self.taken + first, 0, n) != NULL:
+            return False
+        memset(self.taken + first, 0, n)
+        return True
 
-cdef inline bint starts_run(const page_t *pages, Py_ssize_t n) noexcept nogil:
-    """Whether two ids count up: where pages lie shuffled, the runs that follow are not worth a call."""
-    return n > 1 and <uint32_t>pages[1] - <uint32_t>pages[0] == 1
+    cdef bint claim_piece(self, const page_t *pages, Py_ssize_t n) noexcept nogil:
+        """Unmark up to a piece of pages that lie anywhere, all or none; without a branch a page."""
+        cdef uint8_t *marks = self.taken
+        cdef uint32_t num_pages = <uint32_t>self.num_pages, largest = 0
+        cdef uint32_t were_taken = 0, bit
+        cdef Py_ssize_t k
+        for k in range(n):
+            largest = max(largest, <uint32_t>pages[k])
+        if largest >= num_pages:
+            return False
+        for k in range(n):
+            bit = marks[pages[k]]
+            marks[pages[k]] = 0  # now: so a page that is named twice is found unmarked
+            were_taken |= bit << k
+        if were_taken == 0xFFFFFFFFu >> (RUN_PIECE - n):
+            return True
+        for k in range(n):
+            marks[pages[k]] |= <uint8_t>((were_taken >> k) & 1)
+        return False
 
 
 cdef Py_ssize_t run_length(const page_t *pages, Py_ssize_t n) noexcept nogil:
     """How many of the first pages have ids that count up, at least 1: a pool hands out most of its pages so."""
     cdef Py_ssize_t i = 0, k
-    cdef uint32_t gaps
+    cdef uint32_t gaps, first = <uint32_t>pages[0]
     # In pieces whose compare has no branch, for the compiler to make vectors of.
-    while i + RUN_PIECE < n and <uint32_t>pages[i + 1] - <uint32_t>pages[i] == 1:
+    while i + RUN_PIECE <= n and <uint32_t>pages[i + 1] - <uint32_t>pages[i] == 1:
         gaps = 0
         for k in range(RUN_PIECE):
-            gaps |= (<uint32_t>pages[i + k + 1] - <uint32_t>pages[i + k]) ^ 1
+            gaps |= <uint32_t>pages[i + k] ^ (first + <uint32_t>(i + k))
         if gaps:
             break
         i += RUN_PIECE
+    i = max(i - 1, 0)
     while i + 1 < n and <uint32_t>pages[i + 1] - <uint32_t>pages[i] == 1:
         i += 1
     return i + 1
