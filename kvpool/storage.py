@@ -51,6 +51,7 @@ class KVStorage:
         self.num_slots = num_slots
         self.page_size = page_size
         self.dtype = dtype
+        self._fp8_format = dtype.fp8_format
         self.device = device
         self.row_shape = (layout.num_kv_heads, layout.head_dim)
         shape = (layout.num_layers, num_slots + page_size, *self.row_shape)
@@ -58,6 +59,10 @@ class KVStorage:
         self._v = device.zeros(shape, dtype.storage)
         # Made once: slicing a layer out on every put would cost as much as a small scatter.
         self._layers = [(self._k[layer], self._v[layer]) for layer in range(layout.num_layers)]
+        # To a kernel a page is one long slot, where nothing inside of it matters.
+        num_heads, head_dim = self.row_shape
+        paged = (layout.num_layers, -1, page_size * num_heads, head_dim)
+        self._pages_as_slots = (self._k.reshape(paged), self._v.reshape(paged))
         self._kernels = for_device(device.kind)
         self._scales = [
             (float(k), float(v))
@@ -73,7 +78,7 @@ class KVStorage:
         if hasattr(self._kernels, "Move"):
             self.moves = [
                 self._kernels.Move(
-                    "scatter", *layer, dtype.fp8_format, *scales, num_slots=num_slots
+                    "scatter", *layer, self._fp8_format, *scales, num_slots=num_slots
                 )
                 for layer, scales in zip(self._layers, self._scales, strict=True)
             ]
@@ -115,7 +120,7 @@ class KVStorage:
         self, layer: int, slots: NDArray[Any], k: NDArray[Any], v: NDArray[Any], limit: int
     ) -> None:
         k_cache, v_cache = self._layers[layer]
-        fp8_format = self.dtype.fp8_format
+        fp8_format = self._fp8_format
         if fp8_format is None:
             self._kernels.scatter(k_cache, v_cache, k, v, slots, limit)
             return
@@ -144,7 +149,7 @@ class KVStorage:
         else:
             k, v = out
         k_cache, v_cache = self._layers[layer]
-        fp8_format = self.dtype.fp8_format
+        fp8_format = self._fp8_format
         if fp8_format is None:
             self._kernels.gather(k_cache, v_cache, slots, k, v)
         else:
@@ -156,6 +161,10 @@ class KVStorage:
         """Zero `slots` ``[n]`` on every layer."""
         self._kernels.zero(self._k, self._v, slots)
 
+    def zero_pages(self, pages: NDArray[Any]) -> None:
+        """Zero whole pages ``[n]``, int64 on the device, on every layer."""
+        self._kernels.zero(*self._pages_as_slots, pages)
+
     def copy(self, source_slots: NDArray[Any], target_slots: NDArray[Any]) -> None:
         """Copy slots on every layer; no target is also a source."""
         self._kernels.copy_slots(self._k, self._v, source_slots, target_slots)
@@ -164,7 +173,7 @@ class KVStorage:
         """Compile every kernel that this storage can need; no slot is touched."""
         compile_all = getattr(self._kernels, "warm_up", None)
         if compile_all is not None:
-            compile_all(self._k, self._v, self.dtype.fp8_format)
+            compile_all(self._k, self._v, self._fp8_format)
             return
         # Running a kernel is what compiles it; slot -1 is skipped, or read as zeros.
         nowhere = self.device.to_device(np.full(1, -1, np.int64))

@@ -217,8 +217,8 @@ cdef class StepRows:
         return out[:done]
 
     def entering(self, StepWindow window):
-        """Slots of the window's pages that were never written to, or None; `enter` notes that they are now."""
-        cdef Py_ssize_t b, total = 0, last
+        """Those of the window's pages that were never written to, int64, or None; `enter` notes that they are now."""
+        cdef Py_ssize_t b, total = 0, last, p
         cdef PageLease lease
         for b in range(self.batch_size):
             last = (window.ends[b] + self.page_size - 1) // self.page_size
@@ -226,17 +226,15 @@ cdef class StepRows:
                 total += max(0, last - (<PageLease>self.lease_ptrs[b]).entered_pages)
         if total == 0:
             return None
-        cdef cnp.ndarray out = new_int64(total * self.page_size)
-        cdef int64_t *slots = <int64_t *>cnp.PyArray_DATA(out)
+        cdef cnp.ndarray out = new_int64(total)
+        cdef int64_t *page = <int64_t *>cnp.PyArray_DATA(out)
         for b in range(self.batch_size):
             lease = <PageLease>self.lease_ptrs[b]
             last = (window.ends[b] + self.page_size - 1) // self.page_size
-            if window.ends[b] > window.starts[b] and last > lease.entered_pages:
-                write_slots(
-                    lease.page_ids, lease.entered_pages * self.page_size, last * self.page_size,
-                    self.page_size, slots,
-                )
-                slots += (last - lease.entered_pages) * self.page_size
+            if window.ends[b] > window.starts[b]:
+                for p in range(lease.entered_pages, last):
+                    page[0] = lease.page_ids[p]
+                    page += 1
         return out
 
     def enter(self, StepWindow window):

@@ -83,11 +83,11 @@ def test_put_that_failed_to_zero_a_page_zeroes_it_when_tried_again(pool, monkeyp
     pool.key_cache[:] = np.nan
     request = pool.bind_request(R(1, 4), 8)
 
-    def fail(self, slots):
+    def fail(self, pages):
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(KVStorage, "zero", fail)
+        patched.setattr(KVStorage, "zero_pages", fail)
         with pytest.raises(MemoryError):
             pool.step.put(0, 0, rows(1, 1), rows(1, 1))
     assert pool.valid_len(request) == 0

@@ -57,6 +57,15 @@ def rng():
 # Scatter
 
 
+@pytest.fixture(params=[0, cpu.FEW_BYTES], ids=["by a kernel", "without one"])
+def _both_ways(request, monkeypatch):
+    monkeypatch.setattr(cpu, "FEW_BYTES", request.param)
+
+
+both_ways = pytest.mark.usefixtures("_both_ways")
+
+
+@both_ways
 @pytest.mark.parametrize(
     ("storage", "source"),
     list(itertools.product(STORAGE_DTYPES, (*STORAGE_DTYPES, F64))),
@@ -83,6 +92,7 @@ def test_scatter_nan_stays_nan(storage, source):
     assert np.isnan(cache.astype(F32)).all()
 
 
+@both_ways
 def test_scatter_same_dtype_keeps_nan_payloads():
     codes = np.array([0x7C01, 0xFE55, 0x7FFF, 0xFC01], np.uint16)
     rows = codes.view(F16).reshape(-1, 1, 1)
@@ -91,6 +101,7 @@ def test_scatter_same_dtype_keeps_nan_payloads():
     np.testing.assert_array_equal(cache.view(np.uint16).ravel(), codes)
 
 
+@both_ways
 @pytest.mark.parametrize("slot_dtype", [np.int64, np.int32])
 def test_scatter_slots_outside_are_not_written(slot_dtype, rng):
     k_cache, v_cache = random_cache(rng, F32), random_cache(rng, F32)
@@ -105,6 +116,7 @@ def test_scatter_slots_outside_are_not_written(slot_dtype, rng):
     assert_same_bits(v_cache, v_expected)
 
 
+@both_ways
 def test_scatter_limit_past_the_end_stops_at_the_end(rng):
     buffer = random_cache(rng, F32)
     expected = buffer.copy()
@@ -115,6 +127,7 @@ def test_scatter_limit_past_the_end_stops_at_the_end(rng):
     assert_same_bits(buffer, expected)
 
 
+@both_ways
 def test_scatter_strided_rows_match_numpy(rng):
     n, source = 6, BF16
     fused = random_rows(rng, (n, 3 * HEADS, DIM), source)
@@ -138,6 +151,7 @@ def test_scatter_strided_rows_match_numpy(rng):
         assert (bits(v_cache) == bits(v_expected)).all(), name
 
 
+@both_ways
 @pytest.mark.parametrize(("heads", "dim"), [(1, 1), (1, 7), (5, 1), (2, 64), (3, 33)])
 def test_move_odd_shapes_matches_numpy(heads, dim, rng):
     cache = random_cache(rng, F32, heads=heads, dim=dim)
@@ -153,6 +167,7 @@ def test_move_odd_shapes_matches_numpy(heads, dim, rng):
     assert_same_bits(v_out, rows)
 
 
+@both_ways
 def test_move_when_v_has_another_dim_keeps_each_shape(rng):
     k_cache, v_cache = random_cache(rng, F32), random_cache(rng, F32, dim=2)
     k_rows = random_rows(rng, (2, HEADS, DIM), F32)

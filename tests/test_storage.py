@@ -70,3 +70,15 @@ def test_scratch_page_is_behind_the_public_views_and_out_of_reach_of_a_write():
     storage.write(1, np.array([PAGES * PAGE_SIZE, -1, 2]), rows, rows)
     assert np.flatnonzero(k.any(axis=(1, 2))).tolist() == [2]
     assert np.flatnonzero(v.any(axis=(1, 2))).tolist() == [2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2"])
+def test_zero_pages_clears_them_on_every_layer_and_nothing_else(dtype):
+    storage = make(dtype)
+    for cache in (storage.key_cache, storage.value_cache):
+        cache[:] = 1
+    storage.zero_pages(np.array([3, 1]))
+    for cache in (storage.key_cache, storage.value_cache):
+        pages = np.asarray(cache, np.float32).reshape(LAYERS, PAGES, -1)
+        assert not pages[:, [1, 3]].any()
+        assert (pages[:, [0, 2]] == 1).all()

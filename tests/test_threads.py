@@ -97,3 +97,39 @@ def test_moves_of_megabytes_are_the_same_on_any_number_of_threads(num_cpus, dtyp
     np.testing.assert_array_equal(out.view(np.uint8), rows.view(np.uint8))
     cpu.zero(*caches, slots)
     assert not caches.view(np.uint8).any()
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_fp8_moves_of_megabytes_are_the_same_on_any_number_of_threads(name, monkeypatch):
+    rng = np.random.default_rng(0)
+    num_rows, heads, dim = 1_003, 4, 128
+    rows = rng.standard_normal((2, num_rows, heads, dim), np.float32)
+    assert rows.nbytes >= MIN_BYTES_TO_SHARE
+    slots = rng.permutation(1_500)[:num_rows]
+    slots[100] = -1
+    found = []
+    for num_cpus in (1, 3):
+        monkeypatch.setattr(threads, "available_cpus", lambda num_cpus=num_cpus: num_cpus)
+        codes, out = np.zeros((2, 1_500, heads, dim), np.uint8), np.ones_like(rows)
+        cpu.scatter_fp8(*codes, *rows, slots, name, 0.015, 0.3)
+        cpu.gather_fp8(*codes, slots, name, 0.015, 0.3, *out)
+        assert not out[:, 100].any()
+        found.append((codes, out))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # A slice by itself, as small as a call that is never shared.
+    codes = np.zeros_like(found[0][0])
+    for first in range(0, num_rows, 50):
+        part = slice(first, first + 50)
+        cpu.scatter_fp8(*codes, *rows[:, part], slots[part], name, 0.015, 0.3)
+    np.testing.assert_array_equal(codes, found[0][0])
+
+
+@pytest.mark.parametrize("num_cpus", [1, 3])
+def test_zero_of_few_slots_on_many_layers_clears_them_alone(num_cpus, monkeypatch):
+    monkeypatch.setattr(threads, "available_cpus", lambda: num_cpus)
+    caches = np.ones((2, 40, 3, 64, 128), np.float32)
+    assert caches[:, :, 1].nbytes >= MIN_BYTES_TO_SHARE
+    cpu.zero(*caches, np.array([1]))
+    assert not caches[:, :, 1].any()
+    assert caches[:, :, [0, 2]].all()

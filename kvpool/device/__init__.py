@@ -127,10 +127,6 @@ class Device:
                 raise TypeError(f"{name} cannot be read on device {self}: {error}") from None
         raise TypeError(f"{name} must be an array on device {self}, got {type(array).__name__}")
 
-    def rows(self, array: Any, name: str) -> NDArray[Any]:
-        """`float_array` for a put. On a CUDA device a part of the checks is left to its launch."""
-        return self.float_array(array, name)
-
     def float_array(self, array: Any, name: str) -> NDArray[Any]:
         """`asarray` that accepts floating point only.
 
@@ -151,6 +147,9 @@ class Device:
             # Kernels read bytes: what another byte order means is known only here.
             found = found.astype(found.dtype.newbyteorder("="))
         return found
+
+    rows = float_array
+    """`float_array` for a put. On a CUDA device a part of the checks is left to its launch."""
 
 
 def device_of(name: Any) -> Device:

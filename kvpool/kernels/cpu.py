@@ -4,7 +4,8 @@ K and V are moved one after the other, within one call: in turns, four streams o
 collide. Kernels are serial, for numba's thread pool costs more than most calls (a put of one row
 takes about a microsecond); a move of megabytes is shared by threads of our own, each with rows of
 its own. Rows are copied element by element, which LLVM turns into vector moves; slice assignment
-inside a kernel is several times slower.
+inside a kernel is several times slower. A few rows of the cache's own dtype, as a decode step has
+them, need no kernel at all: `kvpool_ext.few_rows`.
 """
 
 from typing import Any
@@ -17,11 +18,16 @@ from kvpool.kernels.jit import kernel
 from kvpool.kernels.llvm import flat_row, prefetch
 from kvpool.kernels.rows import ROWS_AHEAD, has_flat_rows, zero_row
 from kvpool.kernels.streams import can_stream, finish_streams, stream_zeros
-from kvpool.kernels.threads import MIN_BYTES_TO_SHARE, run_rows
+from kvpool.kernels.threads import MIN_BYTES_TO_SHARE, share_rows
+from kvpool_ext.few_rows import scatter_few
 
 __all__ = ["copy_slots", "gather", "gather_fp8", "scatter", "scatter_fp8", "zero"]
 
 Array = np.ndarray[Any, Any]
+
+# A kernel costs a microsecond before it starts, and prefetches: it pays off from twice as many
+# bytes on.
+FEW_BYTES = 1 << 17
 
 
 # As a call with two arrays it would take 25 ns, a tenth of what moving a row of 2 KB takes.
@@ -140,17 +146,16 @@ def scatter(
     assert len(k_rows) == len(v_rows) == n
     total_slots = len(k_cache)
     limit = total_slots if num_slots is None or num_slots > total_slots else num_slots
+    num_bytes = k_rows.nbytes + v_rows.nbytes
+    # Where it copies nothing, the kernel looks again: so a warm-up, to slot -1, compiles it.
+    if num_bytes < FEW_BYTES and scatter_few(k_cache, v_cache, k_rows, v_rows, slots, limit):
+        return
     k_cache, v_cache = bits_view(k_cache), bits_view(v_cache)
     k_rows, v_rows = bits_view(k_rows), bits_view(v_rows)
-    num_bytes = k_rows.nbytes + v_rows.nbytes
     if num_bytes < MIN_BYTES_TO_SHARE:
         _scatter(k_cache, v_cache, k_rows, v_rows, slots, limit)
         return
-
-    def move(i: slice) -> None:
-        _scatter(k_cache, v_cache, k_rows[i], v_rows[i], slots[i], limit)
-
-    run_rows(move, n, num_bytes)
+    share_rows(_scatter, (k_cache, v_cache), (k_rows, v_rows, slots), (limit,), num_bytes)
 
 
 def gather(k_cache: Array, v_cache: Array, slots: Array, k_out: Array, v_out: Array) -> None:
@@ -175,7 +180,7 @@ def gather(k_cache: Array, v_cache: Array, slots: Array, k_out: Array, v_out: Ar
     if num_bytes < MIN_BYTES_TO_SHARE:
         _gather(k_cache, v_cache, slots, k_out, v_out)
         return
-    run_rows(lambda i: _gather(k_cache, v_cache, slots[i], k_out[i], v_out[i]), n, num_bytes)
+    share_rows(_gather, (k_cache, v_cache), (slots, k_out, v_out), (), num_bytes)
 
 
 def zero(k_cache: Array, v_cache: Array, slots: Array) -> None:
@@ -196,7 +201,10 @@ def zero(k_cache: Array, v_cache: Array, slots: Array) -> None:
     if num_bytes < MIN_BYTES_TO_SHARE:
         _zero(k_cache, v_cache, slots, False)
         return
-    run_rows(lambda i: _zero(k_cache, v_cache, slots[i], True), n, num_bytes)
+    if len(k_cache) > n:  # there are more layers to share than slots
+        share_rows(_zero, (), (k_cache, v_cache), (slots, True), num_bytes)
+        return
+    share_rows(_zero, (k_cache, v_cache), (slots,), (True,), num_bytes)
 
 
 def copy_slots(k_cache: Array, v_cache: Array, source_slots: Array, target_slots: Array) -> None:

@@ -9,11 +9,13 @@ from kvpool.kernels.floats import bits_view, convert
 from kvpool.kernels.jit import kernel
 from kvpool.kernels.llvm import flat_row, prefetch
 from kvpool.kernels.rows import ROWS_AHEAD, has_flat_rows, zero_row
+from kvpool.kernels.threads import MIN_BYTES_TO_SHARE, share_rows
 
 Array = np.ndarray[Any, Any]
 
 
-@kernel()
+# Called for each row, it would take as long as quantising some 60 elements.
+@kernel(forceinline=True)
 def _quantise_row(cache: Any, slot: Any, rows: Any, i: Any, scale: Any) -> Any:
     if has_flat_rows(rows):
         target, source = flat_row(cache, slot), flat_row(rows, i)
@@ -25,7 +27,7 @@ def _quantise_row(cache: Any, slot: Any, rows: Any, i: Any, scale: Any) -> Any:
                 cache[slot, h, j] = quantise(rows[i, h, j], scale, cache[slot, h, j])
 
 
-@kernel()
+@kernel(forceinline=True)
 def _dequantise_row(out: Any, i: Any, cache: Any, slot: Any, scale: Any) -> Any:
     if has_flat_rows(out):
         target, source = flat_row(out, i), flat_row(cache, slot)
@@ -116,16 +118,16 @@ def scatter_fp8(
         return
     assert len(k_rows) == len(v_rows) == n
     total_slots = len(k_cache)
-    _scatter_fp8(
-        codes_view(k_cache, fp8_format),
-        codes_view(v_cache, fp8_format),
-        bits_view(k_rows),
-        bits_view(v_rows),
-        slots,
-        total_slots if num_slots is None or num_slots > total_slots else num_slots,
-        float(k_scale),
-        float(v_scale),
-    )
+    limit = total_slots if num_slots is None or num_slots > total_slots else num_slots
+    k_cache, v_cache = codes_view(k_cache, fp8_format), codes_view(v_cache, fp8_format)
+    k_rows, v_rows = bits_view(k_rows), bits_view(v_rows)
+    k_scale, v_scale = float(k_scale), float(v_scale)
+    num_bytes = k_rows.nbytes + v_rows.nbytes
+    if num_bytes < MIN_BYTES_TO_SHARE:
+        _scatter_fp8(k_cache, v_cache, k_rows, v_rows, slots, limit, k_scale, v_scale)
+        return
+    by_row, settings = (k_rows, v_rows, slots), (limit, k_scale, v_scale)
+    share_rows(_scatter_fp8, (k_cache, v_cache), by_row, settings, num_bytes)
 
 
 def gather_fp8(
@@ -157,12 +159,12 @@ def gather_fp8(
     if n == 0:
         return
     assert len(k_out) == len(v_out) == n
-    _gather_fp8(
-        codes_view(k_cache, fp8_format),
-        codes_view(v_cache, fp8_format),
-        slots,
-        bits_view(k_out),
-        bits_view(v_out),
-        float(k_scale),
-        float(v_scale),
-    )
+    k_cache, v_cache = codes_view(k_cache, fp8_format), codes_view(v_cache, fp8_format)
+    k_out, v_out = bits_view(k_out), bits_view(v_out)
+    k_scale, v_scale = float(k_scale), float(v_scale)
+    num_bytes = k_out.nbytes + v_out.nbytes
+    if num_bytes < MIN_BYTES_TO_SHARE:
+        _gather_fp8(k_cache, v_cache, slots, k_out, v_out, k_scale, v_scale)
+        return
+    by_row, settings = (slots, k_out, v_out), (k_scale, v_scale)
+    share_rows(_gather_fp8, (k_cache, v_cache), by_row, settings, num_bytes)

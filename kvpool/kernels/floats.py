@@ -45,17 +45,17 @@ def bf16_to_f32(bits: Any) -> Any:
 @kernel()
 def f32_to_bf16(value: Any) -> Any:
     """Return the bfloat16 bits (uint16) nearest to `value` (float32)."""
-    word = np.float32(value).view(np.uint32)
-    magnitude = np.uint32(word & np.uint32(0x7FFFFFFF))
-    sign = np.uint32(np.uint32(word >> np.uint32(16)) & np.uint32(0x8000))
-    odd = np.uint32(np.uint32(magnitude >> np.uint32(16)) & np.uint32(1))
+    number = np.float32(value)
+    word = number.view(np.uint32)
+    upper = np.uint32(word >> np.uint32(16))
     # Half an ulp less one, plus one for odd neighbours: the carry rounds ties to even, up to
-    # infinity.
-    rounded = np.uint32(np.uint32(magnitude + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+    # infinity, and never reaches the sign.
+    odd = np.uint64(upper & np.uint32(1))
+    rounded = np.uint32(np.uint64(word) + np.uint64(0x7FFF) + odd)
     # Rounding could carry a NaN to infinity or past the sign, so it is cut and made quiet instead.
-    quiet = np.uint32(np.uint32(magnitude >> np.uint32(16)) | np.uint32(0x0040))
-    chosen = quiet if magnitude > np.uint32(0x7F800000) else rounded
-    return np.uint16(chosen | sign)
+    quiet = np.uint32(upper | np.uint32(0x0040))
+    chosen = quiet if np.isnan(number) else np.uint32(rounded >> np.uint32(16))
+    return np.uint16(chosen)
 
 
 @kernel()

@@ -150,7 +150,7 @@ class Step(StepReading, StepInGraph, StepRollback):
             fresh = self._rows.entering(window)
             if fresh is not None:
                 # Noted afterwards: what fails or is interrupted here is zeroed by the next put.
-                storage.zero(storage.device.to_device(fresh))
+                storage.zero_pages(storage.device.to_device(fresh))
                 self._rows.enter(window)
             if launches is None:
                 storage.write(layer, slots, k, v)

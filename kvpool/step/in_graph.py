@@ -30,7 +30,7 @@ class StepInGraph(StepBase):
             buffers: GraphBuffers = graph.buffers_for(self._rows, lengths, window_len)
             fresh = self._rows.entering(window)
             if fresh is not None:
-                self._storage.zero(self._storage.device.to_device(fresh))
+                self._storage.zero_pages(self._storage.device.to_device(fresh))
                 self._rows.enter(window)
             buffers.fill(Filling(self._rows, lengths, window, window_len))
             self._rows.advance_all(window)
