@@ -21,6 +21,7 @@ LEVELS = {
     "kvpool_ext": 2,
     "kvpool.kernels": 3,
     "kvpool.budget": 3,
+    "kvpool.sizing": 4,
     "kvpool.storage": 4,
     "kvpool.request": 4,
     "kvpool.words": 4,
@@ -33,9 +34,10 @@ LEVELS = {
     "kvpool.interop": 7,
     "kvpool.pool": 8,
     "kvpool.attention": 8,
-    "kvpool.cli": 9,
     "kvpool.replay": 9,
     "kvpool": 10,  # kvpool/__init__.py: the public names
+    "kvpool.cli": 11,
+    "kvpool.__main__": 12,
 }
 
 # Guests enter by one door each.

@@ -1,0 +1,5 @@
+"""``python -m kvpool``: the command line."""
+
+from kvpool.cli import main
+
+main()
