@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,16 @@ ExtraKey = str | bytes | int | None
 # lengths. One object, entered in the books and struck off in one call, so that no interrupt finds
 # pages without a request.
 Request = PageLease
+
+
+class RequestWatcher(Protocol):
+    """Is told of requests as they meet the tree. What it raises ends the call that told it."""
+
+    def on_bind(self, request: Request) -> None:
+        """A prompt was bound while prefix reuse was on, and its match is locked."""
+
+    def on_publish(self, request: Request) -> None:
+        """A finish or checkpoint comes: private pages of `request` may become the tree's."""
 
 
 @dataclass(frozen=True)

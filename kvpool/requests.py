@@ -23,7 +23,7 @@ from typing import Any
 
 from kvpool.errors import KVCacheStateError, UnknownRequestError
 from kvpool.paging import num_pages_for_length
-from kvpool.request import ExtraKey, Request, RequestInfo
+from kvpool.request import ExtraKey, Request, RequestInfo, RequestWatcher
 from kvpool.words import exhausted, past_capacity
 from kvpool_ext.ledger import PageLedger
 from kvpool_ext.tokens import as_tokens
@@ -47,6 +47,7 @@ class RequestTable:
         self.prefix_insert_tokens = 0
         self.bind_failures = 0
         self._by_id = self.ledger.leases
+        self.watchers: list[RequestWatcher] = []
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -89,6 +90,8 @@ class RequestTable:
                 num_pages = self._pages(total_capacity)
                 raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
             if reuse:
+                for watcher in self.watchers:
+                    watcher.on_bind(lease)
                 self.prefix_prompt_tokens += lease.prompt_len
                 self.prefix_match_tokens += lease.matched_pages * self.page_size
             return lease
@@ -223,6 +226,8 @@ class RequestTable:
     def _publish(
         self, verb: Callable[..., int], request: Request, tokens: Any, reuse: bool
     ) -> int:
+        for watcher in self.watchers:
+            watcher.on_publish(request)
         try:
             return verb(request, tokens, reuse)
         except RuntimeError as error:
@@ -239,6 +244,16 @@ class RequestTable:
             self.ledger.release(request)
 
     # ---- looking
+
+    def watch(self, watcher: RequestWatcher) -> Callable[[], None]:
+        """Tell `watcher` of binds, finishes and checkpoints until the answer is called."""
+        self.watchers.append(watcher)
+
+        def stop() -> None:
+            if watcher in self.watchers:
+                self.watchers.remove(watcher)
+
+        return stop
 
     @property
     def free_pages(self) -> int:

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool_ext.tree import RadixTree
-from kvpool_ext.views import InsertResult, MatchResult, NodeView
+from kvpool_ext.views import InsertResult, MatchResult, NodeView, TreeSurvey
 
 class RadixCache(RadixTree):
     def match_prefix(
@@ -33,6 +33,13 @@ class RadixCache(RadixTree):
     @property
     def namespaces(self) -> list[str | bytes | int | None]: ...
     def nodes(self) -> Iterator[NodeView]: ...
-    def format_tree(self) -> str: ...
+    def survey(self) -> TreeSurvey: ...
+    def format_tree(
+        self,
+        *,
+        max_nodes: int | None = 100,
+        max_depth: int | None = 16,
+        tokens: int | None = 6,
+    ) -> str: ...
     def memory(self) -> dict[str, int]: ...
     def check(self) -> None: ...

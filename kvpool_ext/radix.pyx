@@ -15,7 +15,9 @@ from kvpool_ext.tree cimport RadixTree, Walk, checked_priority, namespace_key
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 
 from kvpool_ext.audit import check_tree
-from kvpool_ext.views import InsertResult, MatchResult, NodeView, format_tree
+from kvpool_ext.outline import format_tree
+from kvpool_ext.survey import survey_tree
+from kvpool_ext.views import InsertResult, MatchResult, NodeView
 
 cnp.import_array()
 
@@ -260,9 +262,29 @@ cdef class RadixCache(RadixTree):
             if self.holds_pages(n):
                 yield self._view(n, starts[n], keys[n])
 
-    def format_tree(self):
-        """The tree as indented text, one node a line."""
-        return format_tree(self.nodes(), self.page_size)
+    def survey(self):
+        """All nodes at once as a `TreeSurvey` of NumPy columns; O(nodes + pages), for pictures and sums."""
+        return survey_tree(self)
+
+    def format_tree(self, *, max_nodes=100, max_depth=16, tokens=6):
+        """The tree as text, one node a line; what the limits cut is summed up in a line of its own.
+
+        A node shows its token range, its pages, locks and priority, and its place among the victims of eviction (#1
+        goes first). The largest subtrees are shown, larger before smaller.
+
+        Parameters
+        ----------
+        max_nodes, max_depth : int or None
+            Nodes to show in all, and levels under a namespace; None for no limit.
+        tokens : int or None
+            Tokens to show of a node: half of them its first, half its last. None for all.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A limit that is no number, or below 0 (`max_depth`: below 1).
+        """
+        return format_tree(self, max_nodes, max_depth, tokens)
 
     def memory(self):
         """Bytes that the tree has for tokens and page ids, as a dict.

@@ -1,9 +1,8 @@
-"""What the tree tells people and callers: plain read-only tuples, and a picture in text."""
+"""What the tree tells people and callers: plain read-only tuples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,38 +71,86 @@ class NodeView(NamedTuple):
     detached: bool
 
 
-def _short(tokens: NDArray[np.int32], limit: int = 6) -> str:
-    shown = " ".join(str(token) for token in tokens[:limit])
-    return shown if tokens.size <= limit else f"{shown} … ({tokens.size} tokens)"
+class Namespace(NamedTuple):
+    """A root of the tree.
+
+    Attributes
+    ----------
+    root : int
+        Its handle.
+    extra_key : str, bytes, int or None
+        The namespace.
+    dropped : bool
+        Left the index by a reset, with its key; what hangs under it lives until its last unlock.
+    """
+
+    root: int
+    extra_key: str | bytes | int | None
+    dropped: bool
 
 
-def format_tree(views: Iterable[NodeView], page_size: int) -> str:
-    """Draw the nodes as an indented tree, a namespace a block, children by their first token."""
-    children: dict[int, list[NodeView]] = {}
-    roots: dict[int, NodeView] = {}
-    for view in views:
-        children.setdefault(view.parent, []).append(view)
-        if view.start == 0:
-            roots.setdefault(view.parent, view)
-    lines = []
-    for root, first in sorted(roots.items()):
-        name = "(no extra key)" if first.extra_key is None else repr(first.extra_key)
-        lines.append(f"namespace {name}{', detached by a reset' if first.detached else ''}")
-        # A stack, not recursion: a tree may be thousands of nodes deep.
-        stack = [(1, view) for view in _by_token(children.get(root, []))]
-        while stack:
-            depth, view = stack.pop()
-            lock = f", locked x{view.lock_ref}" if view.lock_ref else ""
-            priority = f", priority {view.priority}" if view.priority else ""
-            end = view.start + view.tokens.size
-            lines.append(
-                f"{'  ' * depth}[{view.start}, {end}) {view.pages.size} pages{lock}{priority}: "
-                f"{_short(view.tokens)}"
-            )
-            stack.extend((depth + 1, child) for child in _by_token(children.get(view.node, [])))
-    return "\n".join(lines) if lines else f"(empty tree, page size {page_size})"
+class TreeSurvey(NamedTuple):
+    """The whole tree at one moment, one entry a node, copied out.
 
+    The nodes stand in pre-order, namespace by namespace: a parent comes before its children, and
+    the nodes below node ``i`` are ``i + 1 .. subtree_ends[i] - 1``. All arrays but `pages` are
+    ``[num_nodes]``.
 
-def _by_token(views: list[NodeView]) -> list[NodeView]:
-    # Reversed, because the caller pops from the end.
-    return sorted(views, key=lambda view: tuple(view.tokens[:8]), reverse=True)
+    Attributes
+    ----------
+    page_size : int
+        Tokens per page.
+    namespaces : list of Namespace
+        Those without nodes too.
+    handles : ndarray
+        int64, node handles.
+    parents : ndarray
+        int32, where in these arrays the parent stands; -1 for a top-level node.
+    namespace_ids : ndarray
+        int32, index into `namespaces`.
+    depths : ndarray
+        int32, nodes above this one, 0 for a top-level node.
+    subtree_ends : ndarray
+        int32, the first index behind the node's subtree.
+    starts : ndarray
+        int64, tokens before the node on its path.
+    num_pages : ndarray
+        int32, pages of the node.
+    lock_refs : ndarray
+        int32, holders whose path passes through the node.
+    priorities : ndarray
+        int64, lower goes first.
+    detached : ndarray
+        bool, left the index by a reset.
+    turns : ndarray
+        int32, place in the order in which nodes would be evicted now, from 0 on; -1 while locked.
+    pages : ndarray
+        int32 ``[sum of num_pages]``, page ids of the first node, of the second, and so on.
+    """
+
+    page_size: int
+    namespaces: list[Namespace]
+    handles: NDArray[np.int64]
+    parents: NDArray[np.int32]
+    namespace_ids: NDArray[np.int32]
+    depths: NDArray[np.int32]
+    subtree_ends: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    num_pages: NDArray[np.int32]
+    lock_refs: NDArray[np.int32]
+    priorities: NDArray[np.int64]
+    detached: NDArray[np.bool_]
+    turns: NDArray[np.int32]
+    pages: NDArray[np.int32]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that hold pages."""
+        return self.handles.size
+
+    def subtree_sums(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Sums of `values` ``[num_nodes]`` over each node and all below it, int64."""
+        running = np.zeros(self.num_nodes + 1, np.int64)
+        np.cumsum(values, out=running[1:])
+        sums: NDArray[np.int64] = running[self.subtree_ends] - running[:-1]
+        return sums

@@ -25,6 +25,7 @@ LEVELS = {
     "kvpool.storage": 4,
     "kvpool.request": 4,
     "kvpool.words": 4,
+    "kvpool.owners": 4,
     "kvpool.page_map": 4,
     "kvpool.page_table": 4,
     "kvpool.requests": 5,
@@ -34,6 +35,7 @@ LEVELS = {
     "kvpool.interop": 7,
     "kvpool.pool": 8,
     "kvpool.attention": 8,
+    "kvpool.inspect": 9,
     "kvpool.replay": 9,
     "kvpool": 10,  # kvpool/__init__.py: the public names
     "kvpool.cli": 11,
