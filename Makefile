@@ -24,7 +24,7 @@ PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer lint docs coverage bench bench-peers wheels annotate clean
+.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer lint docs coverage bench bench-peers bench-all wheels annotate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,7 +140,7 @@ bench: $(VENV)/.made-demo $(VENV)/.made-release ## measure: BENCH="rows" ARGS="-
 		echo "$(PY) -m bench.$$name $(ARGS)"; $(PY) -m bench.$$name $(ARGS) || exit; \
 	done
 
-# ---- peers of bench/replay_peers.py
+# ---- peers of bench/replay_peers.py, and all results
 
 # SGLang's Rust core comes built for one Python. The peers are installed without their dependencies, which
 # their measured parts do not call; the others named here are what these parts import.
@@ -165,6 +165,9 @@ $(PEERS_VENV)/.made-release: $(PEERS_VENV)/.made-venv setup.py $(SOURCES)
 
 bench-peers: $(PEERS_VENV)/.made-release ## replay request traces through kvpool and its peers: ARGS="--quick"
 	$(PEERS_VENV)/bin/python bench/replay_peers.py $(ARGS)
+
+bench-all: $(PEERS_VENV)/.made-release ## measure all that docs/performance.md shows, and write it: ARGS="--list"
+	$(PEERS_VENV)/bin/python -m bench.report $(ARGS)
 
 wheels: $(VENV)/.made-venv ## build a wheel for each Python found, and try it in an empty environment
 	$(PY) tests/packaging/wheels.py $(ARGS)

@@ -14,6 +14,7 @@ from bench.curves.subjects import SUBJECTS
 
 STYLES = {  # by how the name begins, the longest first: colour, line, marker
     "kvpool, from a list": ("#56b4e9", "-", "s"),
+    "kvpool, graph": ("#7b4fa3", "-", "s"),
     "kvpool, its own": ("#7b4fa3", ":", "x"),
     "kvpool-parts": ("#56b4e9", "-", "s"),
     "kvpool-shuffled": ("#56b4e9", "-", "s"),

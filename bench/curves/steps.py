@@ -8,10 +8,12 @@ import numpy as np
 from bench.curves.drivers import Driver
 from bench.curves.subject import FLOOR, POOL, Panel, Subject
 from bench.curves.timing import STRETCH, timed
-from bench.step import copy_of_page_ids, decode_steps
+from bench.step import EAGER, GRAPH, copy_of_page_ids, decode_steps
 
 LENGTH = 8_192  # tokens that every request has
 PAGE_SIZE = 16  # of bench.step
+POOL_GRAPH = "kvpool, graph"
+WAYS = {POOL: EAGER, POOL_GRAPH: GRAPH}
 SGLANG, SLOTS_ONLY, VLLM = "sglang-py", "sglang-py, alloc_decode alone", "vllm-sha256"
 
 
@@ -93,8 +95,8 @@ def steps(contender, panel, sizes):
 
     def ours(batch):
         num_steps = 24 if crosses else PAGE_SIZE
-        stages = decode_steps(batch, LENGTH, PAGE_SIZE if crosses else 1, num_steps)
-        return sum(stages.values())
+        advance = PAGE_SIZE if crosses else 1
+        return sum(decode_steps(WAYS[contender], batch, LENGTH, advance, num_steps).values())
 
     def peer(batch):
         made = (VLLMStep if contender == VLLM else SGLangStep)(batch, crosses)
@@ -113,7 +115,7 @@ def steps(contender, panel, sizes):
 
     if contender == FLOOR:
         return {batch: lambda batch=batch: copy_of_page_ids(batch, LENGTH) for batch in sizes}
-    if contender == POOL:
+    if contender in WAYS:
         return {batch: lambda batch=batch: ours(batch) for batch in sizes}
     return {batch: peer(batch) for batch in sizes}
 
@@ -125,16 +127,17 @@ SUBJECTS = (
         "requests of the step",
         (1, 4, 16, 64, 256, 1_024),
         steps,
-        contenders=(FLOOR, POOL, SGLANG, SLOTS_ONLY, VLLM),
+        contenders=(FLOOR, *WAYS, SGLANG, SLOTS_ONLY, VLLM),
         panels=(
             Panel(PAGE_SIZE, "no row enters a page", 0),
             Panel(PAGE_SIZE, "every row enters a page", 1),
         ),
         floor="copy of the page ids of all rows",
         notes=(
-            "step: kvpool's activate_step, page_table, window_slot_indices and prepare (also for "
-            "a graph); sglang's alloc_decode, write of the rows, page table as its FlashAttention "
-            "backend builds it, torch on the CPU; vllm's allocate_slots alone",
+            "step: kvpool's activate_step, page_table and window_slot_indices; in a graph its "
+            "activate_step and prepare, which also zeroes the pages that rows enter (an eager "
+            "put does that); sglang's alloc_decode, write of the rows, page table as its "
+            "FlashAttention backend builds it, torch on the CPU; vllm's allocate_slots alone",
         ),
         rounds=5,
     ),
