@@ -4,8 +4,8 @@ try:
     import kvpool_ext.tables  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "kvpool's compiled part is missing. A source folder hides an installed kvpool: run from "
-        "another folder, or build it here with `make setup`"
+        f"kvpool's compiled part is missing or broken ({error}). A source folder hides an "
+        "installed kvpool: run from another folder, or build it here with `make setup`"
     ) from error
 
 from kvpool.budget import StaticKVBudget, compute_static_kv_budget

@@ -21,12 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kvpool.errors import KVCacheStateError, UnknownRequestError
+from kvpool.errors import KVCacheExhaustedError, KVCacheStateError, UnknownRequestError
 from kvpool.paging import num_pages_for_length
 from kvpool.request import ExtraKey, Request, RequestInfo, RequestWatcher
 from kvpool.words import exhausted, past_capacity
 from kvpool_ext.ledger import PageLedger
 from kvpool_ext.tokens import as_tokens
+
+# Why a bind or a fork found too few pages: a bind that could fit later, any of them that never can
+# in this pool, a fork that could fit later.
+FAILURE_CAUSES = ("no_pages", "too_large", "fork")
 
 
 class RequestTable:
@@ -45,7 +49,8 @@ class RequestTable:
         self.prefix_prompt_tokens = 0
         self.prefix_match_tokens = 0
         self.prefix_insert_tokens = 0
-        self.bind_failures = 0
+        # A cause each, always the same keys: another thread may read them.
+        self.failures_by_cause = dict.fromkeys(FAILURE_CAUSES, 0)
         self._by_id = self.ledger.leases
         self.watchers: list[RequestWatcher] = []
 
@@ -85,10 +90,9 @@ class RequestTable:
         try:
             lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
             if lease is None:
-                self.bind_failures += 1
                 what, needed = f"binding {total_capacity} tokens", self.ledger.needed_pages
                 num_pages = self._pages(total_capacity)
-                raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
+                raise self._refused("no_pages", what, needed=needed, num_pages=num_pages)
             if reuse:
                 for watcher in self.watchers:
                     watcher.on_bind(lease)
@@ -134,9 +138,8 @@ class RequestTable:
         _, room = self.ledger.room_if_alone([], extra_key, False)
         num_pages = min(self._pages(capacity), room // batch_size)
         if num_pages == 0:
-            self.bind_failures += 1
             what, least = f"binding {batch_size} requests", batch_size
-            raise exhausted(self.ledger, what, needed=least, num_pages=least, free=room)
+            raise self._refused("no_pages", what, needed=least, num_pages=least, free=room)
         self.unbind_all()
         requests = []
         for _ in range(batch_size):
@@ -168,13 +171,17 @@ class RequestTable:
         if num_pages <= self.num_pages:
             lease = self.ledger.fork(request, shared, num_pages, valid_len)
         if lease is None:
-            self.bind_failures += 1
             what, needed = f"forking with {total_capacity} tokens", num_pages - shared
-            raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)
+            raise self._refused("fork", what, needed=needed, num_pages=num_pages)
         if valid_len % self.page_size == 0:
             return lease, None
         lease.entered_pages = shared + 1
         return lease, (int(request.pages()[shared]), int(lease.pages()[shared]))
+
+    def _refused(self, cause: str, what: str, **numbers: Any) -> KVCacheExhaustedError:
+        error = exhausted(self.ledger, what, **numbers)
+        self.failures_by_cause[cause if error.can_ever_fit else "too_large"] += 1
+        return error
 
     # ---- while bound
 
@@ -259,6 +266,11 @@ class RequestTable:
     def free_pages(self) -> int:
         """Pages that nobody holds."""
         return self.ledger.allocator.num_free
+
+    @property
+    def bind_failures(self) -> int:
+        """Binds and forks that found too few pages."""
+        return sum(self.failures_by_cause.values())
 
     def check(self) -> None:
         """Verify ledger, tree, locks and lengths; KVCacheStateError says what is out of sync."""

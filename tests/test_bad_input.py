@@ -259,3 +259,30 @@ def test_no_active_step_raises(make_pool):
     with pytest.raises(KVCacheStateError):
         _ = pool.step
     assert pool.request_capacity == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [
+        (lambda pool, bound: pool.bind_request(R(50, 53), 28), "no_pages"),  # 7 pages, 6 are free
+        (lambda pool, bound: pool.bind_request(R(50, 53), 36), "too_large"),  # 9 pages of 8
+        (lambda pool, bound: pool.bind_requests(8, 4), "no_pages"),  # 7 without the taken one
+        (lambda pool, bound: pool.bind_requests(9, 4), "too_large"),
+        (lambda pool, bound: pool.fork_request(bound, 32), "fork"),  # 8 pages, 1 shared
+        (lambda pool, bound: pool.fork_request(bound, 36), "too_large"),
+    ],
+)
+def test_stats_counts_a_failure_once_by_its_cause(call, cause, make_pool):
+    pool = case_pool(make_pool, 4, 8)
+    pool.alloc(4)
+    bound = pool.bind_request(R(1, 4), 4)
+    pool.mark_written(bound, 4)
+    with pytest.raises(KVCacheExhaustedError):
+        call(pool, bound)
+    failures = {k: v for k, v in pool.stats().items() if k.startswith("bind_failures")}
+    assert failures == {
+        "bind_failures": 1,
+        "bind_failures_no_pages": cause == "no_pages",
+        "bind_failures_too_large": cause == "too_large",
+        "bind_failures_fork": cause == "fork",
+    }

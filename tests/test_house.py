@@ -38,8 +38,10 @@ LEVELS = {
     "kvpool.inspect": 9,
     "kvpool.replay": 9,
     "kvpool": 10,  # kvpool/__init__.py: the public names
-    "kvpool.cli": 11,
-    "kvpool.__main__": 12,
+    "kvpool.doctor": 11,
+    "kvpool.metrics": 11,
+    "kvpool.cli": 12,
+    "kvpool.__main__": 13,
 }
 
 # Guests enter by one door each.

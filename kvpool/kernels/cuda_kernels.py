@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool.kernels import cuda_fp8, cuda_rows, cuda_tables
+from kvpool.kernels.capabilities import FP8_HARDWARE as FP8_HARDWARE
+from kvpool.kernels.capabilities import OLDEST as OLDEST
 from kvpool.kernels.cuda_units import DTYPES, FP8_DTYPES, ITEMSIZES, WIDTHS, units_of
 
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
 SLOT_BYTES = (8, 4)
-
-# float16 and 16-byte accesses go further back, but nothing older than Ampere is compiled for.
-OLDEST = (8, 0)
-FP8_HARDWARE = (8, 9)
 
 _ROWS = ("k_rows", "v_rows", "k_row_stride", "v_row_stride", "k_head_stride", "v_head_stride")
 _CACHE = ("k_cache", "v_cache", "slot_stride", "head_bytes")

@@ -165,6 +165,22 @@ def compile_code(
     capability : tuple of int
         Major and minor, ``(9, 0)`` say.
     """
+    entry, text = compile_ptx(function, num_params, capability)
+    core = _core()
+    try:
+        options = core.ProgramOptions(arch=f"sm_{capability[0]}{capability[1]}")
+        cubin = core.Program(text, "ptx", options).compile("cubin")
+        return code_cache.Code("cubin", entry, bytes(cubin.code))
+    except Exception:
+        # A linker that is older than numba's compiler refuses its PTX. The driver translates it
+        # too, and says what it does not like.
+        return code_cache.Code("ptx", entry, text.encode())
+
+
+def compile_ptx(
+    function: Callable[..., None], num_params: int, capability: tuple[int, int]
+) -> tuple[str, str]:
+    """The first half of `compile_code`: the name of the entry point, and the PTX."""
     from numba import types
 
     ptx, _ = _numba_cuda().compile_ptx(function, (types.uint64,) * num_params, cc=capability)
@@ -172,15 +188,7 @@ def compile_code(
     found = re.search(r"\.visible \.entry (\w+)\(", text)
     if found is None:
         raise RuntimeError(f"the PTX of {function.__name__} has no entry point")
-    core = _core()
-    try:
-        options = core.ProgramOptions(arch=f"sm_{capability[0]}{capability[1]}")
-        cubin = core.Program(text, "ptx", options).compile("cubin")
-        return code_cache.Code("cubin", found.group(1), bytes(cubin.code))
-    except Exception:
-        # A linker that is older than numba's compiler refuses its PTX. The driver translates it
-        # too, and says what it does not like.
-        return code_cache.Code("ptx", found.group(1), text.encode())
+    return found.group(1), text
 
 
 def check_shape(grid: Shape, block: Shape) -> None:

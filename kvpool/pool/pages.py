@@ -210,11 +210,15 @@ class PoolPages(PoolCore):
         Pages now: ``pages_total`` is the sum of ``pages_free``, ``pages_private`` (shared ones
         once), ``pages_tree`` and ``pages_taken``; ``pages_evictable`` of the tree's are unlocked.
         Since the pool was made: the three ``prefix_`` counters, ``evicted_pages`` (also those that
-        `radix.evict` handed out), ``bind_failures`` (binds and forks that found too few pages).
+        `radix.evict` handed out), ``bind_failures`` (binds and forks that found too few pages),
+        which is the sum of ``bind_failures_no_pages`` (binds that waiting may help),
+        ``bind_failures_fork`` (such forks) and ``bind_failures_too_large`` (more pages than the
+        pool has).
         """
         if self._gate.closed:
             raise KVCacheStateError("the pool is closed")
         ledger = self._requests.ledger
+        failures = self._requests.failures_by_cause.copy()
         return {
             "pages_total": self.num_pages,
             "pages_free": self._requests.free_pages,
@@ -227,5 +231,6 @@ class PoolPages(PoolCore):
             "prefix_match_tokens": self._requests.prefix_match_tokens,
             "prefix_insert_tokens": self._requests.prefix_insert_tokens,
             "evicted_pages": ledger.tree.evicted_pages,
-            "bind_failures": self._requests.bind_failures,
+            "bind_failures": sum(failures.values()),
+            **{f"bind_failures_{cause}": count for cause, count in failures.items()},
         }

@@ -63,7 +63,7 @@ class PoolTwin(RequestVerbs, PageVerbs, StepVerbs, ReadingVerbs):
 
     def snapshot(self):
         pool, radix = self.pool, self.pool.radix
-        stats = {k: v for k, v in pool.stats().items() if k != "bind_failures"}
+        stats = {k: v for k, v in pool.stats().items() if not k.startswith("bind_failures")}
         infos = [pool.request(i) for i in self.model.requests]
         infos = [
             (i.request_id, i.capacity, i.matched_len, i.valid_len, i.shared_len, list(i.page_ids))
