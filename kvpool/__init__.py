@@ -15,12 +15,14 @@ from kvpool.errors import (
     KVCacheStateError,
     UnknownRequestError,
 )
+from kvpool.explain import Explanation
 from kvpool.graphs import DecodeGraph, VerifyGraph
 from kvpool.layout import KVCacheLayout
 from kvpool.page_table import PageTable
 from kvpool.pool import DEFAULT_PAGE_SIZE, KVCachePool
 from kvpool.request import RequestInfo
 from kvpool.step import Step
+from kvpool_ext.eviction import EVICTION_POLICIES
 from kvpool_ext.pages import PageAllocator
 from kvpool_ext.radix import RadixCache
 from kvpool_ext.views import InsertResult, MatchResult, NodeView
@@ -29,7 +31,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DEFAULT_PAGE_SIZE",
+    "EVICTION_POLICIES",
     "DecodeGraph",
+    "Explanation",
     "InsertResult",
     "KVCacheError",
     "KVCacheExhaustedError",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvpool
 from kvpool.errors import KVCacheStateError
-from kvpool.requests import FAILURE_CAUSES
+from kvpool.request_counts import FAILURE_CAUSES
 
 if TYPE_CHECKING:
     from kvpool.pool import KVCachePool

@@ -22,37 +22,43 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kvpool.errors import KVCacheExhaustedError, KVCacheStateError, UnknownRequestError
+from kvpool.explain import Explanation, explain
 from kvpool.paging import num_pages_for_length
-from kvpool.request import ExtraKey, Request, RequestInfo, RequestWatcher
+from kvpool.request import ExtraKey, Request, RequestInfo
+from kvpool.request_counts import RequestCounts
 from kvpool.words import exhausted, past_capacity
 from kvpool_ext.ledger import PageLedger
 from kvpool_ext.tokens import as_tokens
 
-# Why a bind or a fork found too few pages: a bind that could fit later, any of them that never can
-# in this pool, a fork that could fit later.
-FAILURE_CAUSES = ("no_pages", "too_large", "fork")
 
-
-class RequestTable:
+class RequestTable(RequestCounts):
     """All bound requests of a pool, and the page ledger behind them.
 
     Parameters
     ----------
     num_pages, page_size, num_layers : int
         Pages of the pool, tokens per page, and layers, each with a written length of its own.
+    eviction : str
+        Which cached page goes first, one of `EVICTION_POLICIES`.
+    eviction_history : int, optional
+        Evicted tokens to remember for `explain`, 0: none; unless told, as many as the pool holds,
+        of more than 65,536 a sixteenth.
     """
 
-    def __init__(self, num_pages: int, page_size: int, num_layers: int) -> None:
-        self.ledger = PageLedger(num_pages, page_size, num_layers)
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_layers: int,
+        eviction: str = "lru",
+        *,
+        eviction_history: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.ledger = PageLedger(num_pages, page_size, num_layers, eviction, eviction_history)
         self.page_size = page_size
         self.num_pages = num_pages
-        self.prefix_prompt_tokens = 0
-        self.prefix_match_tokens = 0
-        self.prefix_insert_tokens = 0
-        # A cause each, always the same keys: another thread may read them.
-        self.failures_by_cause = dict.fromkeys(FAILURE_CAUSES, 0)
         self._by_id = self.ledger.leases
-        self.watchers: list[RequestWatcher] = []
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -252,25 +258,19 @@ class RequestTable:
 
     # ---- looking
 
-    def watch(self, watcher: RequestWatcher) -> Callable[[], None]:
-        """Tell `watcher` of binds, finishes and checkpoints until the answer is called."""
-        self.watchers.append(watcher)
+    def explain(
+        self, prompt: Any, extra_key: ExtraKey = None, *, reuse: bool = True
+    ) -> Explanation:
+        """Why a bind of `prompt` would match as much as it does now; changes nothing.
 
-        def stop() -> None:
-            if watcher in self.watchers:
-                self.watchers.remove(watcher)
-
-        return stop
+        Walks the whole tree and the history of evictions once.
+        """
+        return explain(self.ledger, prompt, extra_key, reuse)
 
     @property
     def free_pages(self) -> int:
         """Pages that nobody holds."""
         return self.ledger.allocator.num_free
-
-    @property
-    def bind_failures(self) -> int:
-        """Binds and forks that found too few pages."""
-        return sum(self.failures_by_cause.values())
 
     def check(self) -> None:
         """Verify ledger, tree, locks and lengths; KVCacheStateError says what is out of sync."""

@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 
 from kvpool_ext.runs cimport TokenRuns
 from kvpool_ext.types cimport node_t, page_t, token_t
@@ -12,34 +12,27 @@ ctypedef struct Node:
     int32_t num_pages      # 0 for a root
     int32_t lock_ref       # holders whose path passes through here
     int32_t num_children
-    node_t older           # neighbours on the recency list of its class
+    node_t older           # neighbours on the list of its class (also: place in the heap of the waiting)
     node_t newer           # (also: next pending root)
     node_t next_in_bucket  # next node with the same hash bucket (also: next free node)
     uint32_t key_hash      # of (parent, first page)
-    int32_t rank           # index of its priority class
+    int32_t rank           # index of its class
     uint32_t generation    # of the handle; odd while the node lives
-    uint32_t flags         # IS_ROOT, IS_DETACHED, IS_LINKED, IS_PENDING
+    uint32_t entry_low     # when it entered its class, under fifo: 48 bits never run out
+    uint16_t entry_high
+    uint16_t flags         # of NodeFlag
 
 
 cdef enum NodeFlag:
     IS_ROOT = 1      # stands for a namespace: no pages, never locked, never evicted
     IS_DETACHED = 2  # out of the index since a reset, lives until its last unlock
-    IS_LINKED = 4    # on a recency list
+    IS_LINKED = 4    # on the list of its class
     IS_PENDING = 8   # a root without children that waits to be dropped
+    IS_WAITING = 16  # fifo: eviction passed it when it could not go yet, and takes it first now
 
 
-# One recency list. The old end is always a leaf, for children stand before their parents.
-ctypedef struct PriorityClass:
-    int64_t priority
-    node_t oldest
-    node_t newest
-    int32_t num_nodes      # linked or locked
-    int32_t next_rank      # next higher class in use, -1 at the end
-    bint in_use            # False: the entry may be given to another priority
-
-
-cdef enum:
-    DETACHED_RANK = 0      # nodes that left the index: always the first victims
+cdef inline uint64_t entry_of(const Node *node) noexcept nogil:
+    return <uint64_t>node.entry_high << 32 | node.entry_low
 
 
 cdef class NodeArena:
@@ -53,8 +46,6 @@ cdef class NodeArena:
     cdef TokenRuns id_runs         # where their page ids are: short runs, that would lie between the long ones
     cdef node_t *buckets
     cdef uint32_t bucket_mask
-    cdef PriorityClass *classes
-    cdef int32_t class_capacity
 
     cdef int reserve(self, Py_ssize_t extra) except -1
     cdef node_t new_node(self) noexcept nogil
@@ -68,11 +59,4 @@ cdef class NodeArena:
     cdef void unindex_node(self, node_t n) noexcept nogil
     cdef void clear_index(self) noexcept nogil
 
-    cdef int32_t ensure_class(self, int64_t priority) except -1
-    cdef void join_class(self, node_t n, int32_t rank) noexcept nogil
-    cdef void leave_class(self, node_t n) noexcept nogil
-    cdef void release_class(self, int32_t rank) noexcept nogil
-    cdef void link_newest(self, node_t n) noexcept nogil
-    cdef void link_newer_than(self, node_t n, node_t child) noexcept nogil
     cdef void expect(self, node_t n) noexcept nogil
-    cdef void unlink(self, node_t n) noexcept nogil

@@ -1,14 +1,11 @@
-"""Memory of the radix tree: nodes in one array, their hash index, and the recency lists.
+"""Memory of the radix tree: nodes in one array, and their hash index.
 
 A node is an index into the arena, so that the array may grow and a handle can carry a generation. Children are found
 through one hash table over (parent, first page); a hit is always confirmed by comparing the tokens, so a collision
 costs time and never a wrong page. Hashes have no random seed and no address in them: every process walks alike.
-
-Recency is an order, not a clock: one intrusive list a priority, the old end first. This file links and unlinks; which
-node is touched when, and why the old end is always a leaf, is `radix.pyx`'s part.
 """
 cimport cython
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -28,24 +25,16 @@ cdef extern from *:
 
 @cython.no_gc
 cdef class NodeArena:
-    """Nodes, hash index and recency lists of one tree; used by `RadixCache` only."""
+    """Nodes and hash index of one tree; `EvictionOrder` adds in which order they go."""
 
-    def __cinit__(self, Py_ssize_t page_size, Py_ssize_t num_tokens=0):
+    # A subclass takes more than this.
+    def __cinit__(self, Py_ssize_t page_size, Py_ssize_t num_tokens=0, Py_ssize_t num_remembered=0, *_):
         self.page_size = page_size
-        self.runs = TokenRuns(num_tokens)
+        # Tokens of evicted pages that a history remembers lie where those of the tree do.
+        self.runs = TokenRuns(num_tokens + num_remembered if num_tokens > 0 else 0)
         # A page stands once in the tree or with its holder; a matched one with both.
         self.id_runs = TokenRuns(num_tokens // page_size + num_tokens // page_size // 8)
         self.first_free = NO_NODE
-        self.class_capacity = 4
-        self.classes = <PriorityClass *>malloc(self.class_capacity * sizeof(PriorityClass))
-        if self.classes == NULL:
-            raise MemoryError("no memory for the recency lists")
-        memset(self.classes, 0, self.class_capacity * sizeof(PriorityClass))
-        # The class of detached nodes comes before every priority and never dies.
-        self.classes[DETACHED_RANK].oldest = NO_NODE
-        self.classes[DETACHED_RANK].newest = NO_NODE
-        self.classes[DETACHED_RANK].next_rank = -1
-        self.classes[DETACHED_RANK].in_use = True
         self.reserve(64)
 
     def __dealloc__(self):
@@ -55,7 +44,6 @@ cdef class NodeArena:
             self.id_runs.give(self.nodes[n].pages)
         free(self.nodes)
         free(self.buckets)
-        free(self.classes)
 
     # ---- nodes
 
@@ -198,81 +186,7 @@ cdef class NodeArena:
     cdef void clear_index(self) noexcept nogil:
         memset(self.buckets, 0xFF, <size_t>self.capacity * sizeof(node_t))
 
-    # ---- recency lists
-
-    cdef int32_t ensure_class(self, int64_t priority) except -1:
-        """The rank of `priority`, made if it has no list yet; an unused one is dropped with its last node."""
-        cdef int32_t before = DETACHED_RANK, rank, grown
-        cdef PriorityClass *classes
-        rank = self.classes[DETACHED_RANK].next_rank
-        while rank >= 0 and self.classes[rank].priority < priority:
-            before = rank
-            rank = self.classes[rank].next_rank
-        if rank >= 0 and self.classes[rank].priority == priority:
-            return rank
-        for rank in range(1, self.class_capacity):
-            if not self.classes[rank].in_use:
-                break
-        else:
-            rank = self.class_capacity
-            grown = self.class_capacity * 2
-            classes = <PriorityClass *>realloc(self.classes, grown * sizeof(PriorityClass))
-            if classes == NULL:
-                raise MemoryError(f"no memory for {grown} recency lists")
-            memset(&classes[rank], 0, (grown - rank) * sizeof(PriorityClass))
-            self.classes = classes
-            self.class_capacity = grown
-        self.classes[rank].in_use = True
-        self.classes[rank].num_nodes = 0
-        self.classes[rank].priority = priority
-        self.classes[rank].oldest = NO_NODE
-        self.classes[rank].newest = NO_NODE
-        self.classes[rank].next_rank = self.classes[before].next_rank
-        self.classes[before].next_rank = rank
-        return rank
-
-    cdef void join_class(self, node_t n, int32_t rank) noexcept nogil:
-        self.nodes[n].rank = rank
-        self.classes[rank].num_nodes += 1
-
-    cdef void leave_class(self, node_t n) noexcept nogil:
-        cdef int32_t rank = self.nodes[n].rank
-        self.classes[rank].num_nodes -= 1
-        self.release_class(rank)
-
-    cdef void release_class(self, int32_t rank) noexcept nogil:
-        """Drop a class that has no node."""
-        cdef int32_t before = DETACHED_RANK
-        if self.classes[rank].num_nodes > 0 or rank == DETACHED_RANK:
-            return
-        while self.classes[before].next_rank != rank:
-            before = self.classes[before].next_rank
-        self.classes[before].next_rank = self.classes[rank].next_rank
-        self.classes[rank].in_use = False
-
-    cdef void link_newest(self, node_t n) noexcept nogil:
-        cdef Node *node = &self.nodes[n]
-        cdef PriorityClass *cls = &self.classes[node.rank]
-        node.older = cls.newest
-        node.newer = NO_NODE
-        if cls.newest != NO_NODE:
-            self.nodes[cls.newest].newer = n
-        else:
-            cls.oldest = n
-        cls.newest = n
-        node.flags |= IS_LINKED
-
-    cdef void link_newer_than(self, node_t n, node_t child) noexcept nogil:
-        cdef Node *node = &self.nodes[n]
-        cdef PriorityClass *cls = &self.classes[node.rank]
-        node.older = child
-        node.newer = self.nodes[child].newer
-        self.nodes[child].newer = n
-        if node.newer != NO_NODE:
-            self.nodes[node.newer].older = n
-        else:
-            cls.newest = n
-        node.flags |= IS_LINKED
+    # ---- ahead of an eviction
 
     cdef void expect(self, node_t n) noexcept nogil:
         """Ask for what removing `n` will touch, and for the header of the node that is newer than it.
@@ -289,16 +203,3 @@ cdef class NodeArena:
         kvpool_prefetch(&self.buckets[node.key_hash & self.bucket_mask])
         kvpool_prefetch(&self.nodes[max(node.parent, 0)])
         kvpool_prefetch(&self.nodes[max(node.newer, 0)])
-
-    cdef void unlink(self, node_t n) noexcept nogil:
-        cdef Node *node = &self.nodes[n]
-        cdef PriorityClass *cls = &self.classes[node.rank]
-        if node.older != NO_NODE:
-            self.nodes[node.older].newer = node.newer
-        else:
-            cls.oldest = node.newer
-        if node.newer != NO_NODE:
-            self.nodes[node.newer].older = node.older
-        else:
-            cls.newest = node.older
-        node.flags &= ~<uint32_t>IS_LINKED

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvpool_ext.audit_order import check_order
+
 if TYPE_CHECKING:
     from kvpool_ext.lease import PageLease
     from kvpool_ext.ledger import PageLedger
@@ -17,7 +19,7 @@ def _fail(text: str) -> None:
 
 
 def check_tree(snapshot: dict[str, Any]) -> None:
-    """Verify the invariants (I1) to (I6) of `kvpool_ext.radix` on a snapshot of the tree.
+    """Verify the invariants (I1) to (I6) of `kvpool_ext.tree` on a snapshot of the tree.
 
     Raises
     ------
@@ -27,7 +29,7 @@ def check_tree(snapshot: dict[str, Any]) -> None:
     nodes: dict[int, dict[str, Any]] = snapshot["nodes"]
     _check_links(nodes, snapshot["roots"], snapshot["num_live"])
     _check_pages(nodes, snapshot)
-    _check_lists(nodes, snapshot["lists"])
+    check_order(snapshot)
     for node, count in snapshot["user_locks"].items():
         if node not in nodes or nodes[node]["lock_ref"] < count:
             _fail(f"node {node} has {count} locks of its caller but fewer in the tree")
@@ -76,28 +78,6 @@ def _check_pages(nodes: dict[int, dict[str, Any]], snapshot: dict[str, Any]) -> 
     counted = (snapshot["evictable"], snapshot["protected"], snapshot["orphans"])
     if found != counted:
         _fail(f"evictable, protected, orphan pages are {found}, counted {counted}")
-
-
-def _check_lists(nodes: dict[int, dict[str, Any]], lists: list[Any]) -> None:
-    place: dict[int, tuple[int, int]] = {}
-    for order, (rank, num_nodes, members) in enumerate(lists):
-        of_rank = [n for n, node in nodes.items() if node["rank"] == rank and not node["is_root"]]
-        if len(of_rank) != num_nodes:
-            _fail(f"class {rank} counts {num_nodes} nodes, has {len(of_rank)}")
-        for position, (n, linked_back) in enumerate(members):
-            if not linked_back:
-                _fail(f"the recency list breaks before node {n}")
-            if n in place or n not in nodes or nodes[n]["lock_ref"] > 0 or not nodes[n]["linked"]:
-                _fail(f"node {n} should not be on a recency list here")
-            place[n] = (order, position)
-    for n, node in nodes.items():
-        if node["is_root"] or node["lock_ref"] > 0:
-            continue
-        if n not in place:
-            _fail(f"unlocked node {n} is on no recency list")
-        parent = nodes[node["parent"]]
-        if not parent["is_root"] and parent["lock_ref"] == 0 and place[node["parent"]] < place[n]:
-            _fail(f"node {n} stands behind its parent {node['parent']}")
 
 
 def check_ledger(ledger: PageLedger) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 cimport numpy as cnp
 
 from kvpool_ext.arena cimport IS_ROOT
+from kvpool_ext.history cimport BY_ALLOC, BY_BIND, BY_EXTEND, BY_FORK
 from kvpool_ext.lease cimport PageLease, new_lease
 from kvpool_ext.moves cimport LedgerMoves
 from kvpool_ext.tokens cimport borrow_tokens
@@ -38,6 +39,10 @@ cdef class PageLedger(LedgerMoves):
         Tokens per page.
     num_columns : int
         Columns of the written lengths (layers of the pool).
+    eviction : str
+        Policy of the tree, as `RadixCache` takes it.
+    eviction_history : int, optional
+        Evicted tokens to remember, 0: none; unless told, as many as the pool holds, of more than 65,536 a sixteenth.
     """
 
     @property
@@ -101,8 +106,9 @@ cdef class PageLedger(LedgerMoves):
             lease.entered_pages = walk.num_pages
         self.admit(lease, walk.num_pages * self.page_size)
         if lease.node != NO_NODE:
+            self.tree.arena.on_bind(lease.node)
             self.tree.lock_path(lease.node, NO_NODE)
-        self.claim(lease.page_ids + walk.num_pages, need)
+        self.claim(lease.page_ids + walk.num_pages, need, BY_BIND, self.last_tag)
         # After the eviction, for its memory; and for all tokens to come, so that finish need not copy them. Without
         # memory the lease only knows fewer tokens, and finish compares fewer.
         lease.known_len = walk.num_pages * self.page_size
@@ -126,7 +132,7 @@ cdef class PageLedger(LedgerMoves):
         lease.publishes = publishes
         lease.epoch = self.tree.epoch
         self.admit(lease, 0)
-        self.claim(lease.page_ids, num_pages)
+        self.claim(lease.page_ids, num_pages, BY_BIND, self.last_tag)
         self.verify()
         return lease
 
@@ -201,7 +207,7 @@ cdef class PageLedger(LedgerMoves):
         if page_ids == NULL:
             raise MemoryError(f"no memory for {num_pages} page ids")
         lease.page_ids = page_ids
-        self.claim(page_ids + lease.num_pages, need)
+        self.claim(page_ids + lease.num_pages, need, BY_EXTEND, lease.tag)
         lease.num_pages = num_pages
         self.verify()
         return True
@@ -285,7 +291,7 @@ cdef class PageLedger(LedgerMoves):
         child.shared_pages = num_shared
         if child.node != NO_NODE:
             self.tree.lock_path(child.node, NO_NODE)
-        self.claim(child.page_ids + num_shared, need)
+        self.claim(child.page_ids + num_shared, need, BY_FORK, self.last_tag)
         self.verify()
         return child
 
@@ -372,7 +378,7 @@ cdef class PageLedger(LedgerMoves):
         if num_pages > self.free_or_evictable():
             return None
         cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
-        self.claim(<page_t *>cnp.PyArray_DATA(out), num_pages)
+        self.claim(<page_t *>cnp.PyArray_DATA(out), num_pages, BY_ALLOC, 0)
         self.allocator.mark(<page_t *>cnp.PyArray_DATA(out), num_pages)
         self.verify()
         return out

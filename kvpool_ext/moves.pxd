@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t
+from libc.stdint cimport int16_t, int32_t
 
 from kvpool_ext.lease cimport PageLease
 from kvpool_ext.lengths cimport LengthTable
@@ -26,7 +26,7 @@ cdef class LedgerMoves:
     cdef bint may_publish(self, PageLease lease) noexcept
     cdef Py_ssize_t free_or_evictable(self) noexcept nogil
     cdef Walk walk_prompt(self, object key, const token_t *tokens, Py_ssize_t num_tokens, bint reuse, page_t *out)
-    cdef int claim(self, page_t *out, Py_ssize_t num_pages) except -1
+    cdef int claim(self, page_t *out, Py_ssize_t num_pages, int16_t cause, Py_ssize_t tag) except -1
     cdef void drop_pages(self, PageLease lease, Py_ssize_t start, Py_ssize_t end) noexcept
     cdef int verify_tokens(self, PageLease lease, const token_t *tokens, Py_ssize_t num_tokens) except -1
     cdef int learn(self, PageLease lease, const token_t *tokens, Py_ssize_t num_tokens) except -1

@@ -12,4 +12,11 @@ class LedgerMoves:
     lengths: LengthTable
     num_losses: int
     last_tag: int
-    def __init__(self, num_pages: int, page_size: int, num_columns: int = 1) -> None: ...
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_columns: int = 1,
+        eviction: str = "lru",
+        eviction_history: int | None = None,
+    ) -> None: ...

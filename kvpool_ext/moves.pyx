@@ -2,7 +2,7 @@
 
 Nothing here decides whether a call may go on; `ledger.pyx` does, before it moves anything.
 """
-from libc.stdint cimport int32_t
+from libc.stdint cimport int16_t, int32_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
@@ -23,9 +23,9 @@ cdef enum:
 cdef class LedgerMoves:
     """State and moves of a page ledger; `PageLedger` adds the verbs."""
 
-    def __cinit__(self, num_pages, page_size, num_columns=1):
+    def __cinit__(self, num_pages, page_size, num_columns=1, eviction="lru", eviction_history=None):
         self.allocator = PageAllocator(num_pages)
-        self.tree = RadixCache(page_size, "lru", num_pages)
+        self.tree = RadixCache(page_size, eviction, num_pages, eviction_history)
         self.tree.allocator = self.allocator
         self.page_size = self.tree.page_size
         self.leases = {}
@@ -77,11 +77,13 @@ cdef class LedgerMoves:
         tree.busy = False
         return walk
 
-    cdef int claim(self, page_t *out, Py_ssize_t num_pages) except -1:
-        """Move `num_pages` to `out`, free ones first, and evict exactly as many as are short."""
+    cdef int claim(self, page_t *out, Py_ssize_t num_pages, int16_t cause, Py_ssize_t tag) except -1:
+        """Move `num_pages` to `out`, free ones first, and evict exactly as many as are short, on account of `tag`."""
         cdef Py_ssize_t num_free = min(num_pages, self.allocator.c_num_free())
         self.allocator.pop(out, num_free)
         if num_free < num_pages:
+            if self.tree.history is not None:
+                self.tree.history.begin(cause, tag)
             self.tree.evicted_pages += self.tree.evict_into(out + num_free, num_pages - num_free)
             self.tree.drop_pending_roots()
         return 0
@@ -194,10 +196,10 @@ cdef class LedgerMoves:
         n = self.node_at(n, &depth, num_pages)
         if self.tree.arena.classes[self.tree.arena.nodes[n].rank].priority >= lease.priority:
             return 0
-        rank = self.tree.arena.ensure_class(lease.priority)
         if depth > num_pages:
             n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - num_pages))
-        self.tree.touch(n, rank)
+        rank = self.tree.arena.ensure_class(lease.priority)
+        self.tree.arena.on_insert(n, rank, False)
         return 0
 
     cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil:

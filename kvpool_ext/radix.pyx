@@ -9,7 +9,9 @@ import numpy as np
 
 cimport numpy as cnp
 
-from kvpool_ext.arena cimport DETACHED_RANK, IS_DETACHED, IS_LINKED, IS_ROOT, Node
+from kvpool_ext.arena cimport IS_DETACHED, IS_LINKED, IS_ROOT, IS_WAITING, Node, entry_of
+from kvpool_ext.classes cimport DETACHED_RANK, EvictionClass
+from kvpool_ext.history cimport BY_CALL
 from kvpool_ext.tokens cimport borrow_pages, borrow_tokens
 from kvpool_ext.tree cimport RadixTree, Walk, checked_priority, namespace_key
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
@@ -23,7 +25,7 @@ cnp.import_array()
 
 
 cdef class RadixCache(RadixTree):
-    """A page-granular radix tree over token prefixes with exact LRU eviction.
+    """A page-granular radix tree over token prefixes with exact eviction.
 
     Values are page ids, lengths are tokens, and only whole pages are matched and inserted.
 
@@ -32,10 +34,17 @@ cdef class RadixCache(RadixTree):
     page_size : int
         Tokens per page.
     eviction : str
-        ``"lru"``: the least recently used page of the lowest priority goes first.
+        Which unlocked page of the lowest priority goes first, of `EVICTION_POLICIES`. ``"lru"``: the one whose last
+        match, insert or unlock is longest ago. ``"fifo"``: the one that came, or rose to its priority, first; nothing
+        refreshes it. ``"lfu"``: the one that the fewest look-ups found, `match_prefix` and binds; among equals as
+        ``"lru"``. Always from the end of a prefix: a page goes before the ones that it continues. O(1) a page.
     num_pages : int
         Pages that it will hold at most, for whose tokens memory is touched at once. More is legal;
         0, the default, takes memory as the tree grows.
+    eviction_history : int
+        Evicted tokens to remember, for `kvpool.KVCachePool.explain`: 4 bytes each, and a record of 88 bytes for each
+        run of pages that went at once. 0, the default, remembers nothing; None: as many as `num_pages` hold,
+        of more than 65,536 a sixteenth.
     """
 
     # ---- verbs, in the order a prompt meets them
@@ -43,7 +52,7 @@ cdef class RadixCache(RadixTree):
     def match_prefix(self, tokens, extra_key=None):
         """Find the longest cached prefix of `tokens`, in whole pages.
 
-        Modifies the tree: the match becomes the most recent, and a node that matches in part is split.
+        Modifies the tree: the match is an access (see `eviction`), and a node that matches in part is split.
         O(tokens compared); the compare runs without the GIL.
 
         Parameters
@@ -78,7 +87,7 @@ cdef class RadixCache(RadixTree):
         n = walk.node
         if self.ends_inside(&walk):
             n = self.split(n, walk.node_pages)
-        self.touch(n, -1)
+        self.arena.on_match(n)
         self.verify()
         if walk.num_pages < max_pages:
             pages = pages[: walk.num_pages]
@@ -167,6 +176,8 @@ cdef class RadixCache(RadixTree):
         self.enter()
         cdef cnp.npy_intp count = min(-(-num_tokens // self.page_size), self.evictable_pages)
         cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
+        if self.history is not None:
+            self.history.begin(BY_CALL, 0)
         self.evicted_pages += self.evict_into(<page_t *>cnp.PyArray_DATA(out), count)
         self.drop_pending_roots()
         if self.allocator is not None:
@@ -184,7 +195,7 @@ cdef class RadixCache(RadixTree):
         self.lock_path(n, NO_NODE)
 
     def dec_lock_ref(self, node):
-        """Undo one `inc_lock_ref` of this node; its path becomes the most recent at the last unlock.
+        """Undo one `inc_lock_ref` of this node; the last unlock of a page is an access (see `eviction`).
 
         Raises
         ------
@@ -290,22 +301,32 @@ cdef class RadixCache(RadixTree):
         """Bytes that the tree has for tokens and page ids, as a dict.
 
         ``slab_bytes`` were touched when it was made; ``runs_in_use_bytes`` of them, and of ``outside_bytes`` beside
-        them, hold something: on a pool also for bound requests. ``node_bytes``: headers and hash index.
+        them, hold something: on a pool also for bound requests. ``node_bytes``: headers, hash index, and the classes
+        and the heap of their order. ``history_bytes`` of the same memory hold evicted prefixes,
+        ``history_record_bytes`` say where they stood.
         """
         runs, ids = self.arena.runs, self.arena.id_runs
+        records, remembered = (0, 0) if self.history is None else self.history.memory()
         return {
             "slab_bytes": runs.slab_bytes + ids.slab_bytes,
             "outside_bytes": runs.bytes_outside + ids.bytes_outside,
             "runs_in_use_bytes": (
-                runs.slab_bytes_in_use + runs.bytes_outside + ids.slab_bytes_in_use + ids.bytes_outside
+                runs.slab_bytes_in_use + runs.bytes_outside + ids.slab_bytes_in_use + ids.bytes_outside - remembered
             ),
-            "node_bytes": self.arena.capacity * (sizeof(Node) + sizeof(node_t)),
+            "history_bytes": remembered,
+            "history_record_bytes": records,
+            "node_bytes": (
+                self.arena.capacity * (sizeof(Node) + sizeof(node_t))
+                + self.arena.class_capacity * sizeof(EvictionClass) + self.arena.waiting_capacity * sizeof(node_t)
+            ),
         }
 
     def check(self):
         """Verify (I1) to (I6) over the whole tree, O(pages); RuntimeError says what is out of sync."""
         self.arena.runs.check()
         self.arena.id_runs.check()
+        if self.history is not None:
+            self.history.check()
         check_tree(self._snapshot())
 
     def _paths(self):
@@ -347,6 +368,7 @@ cdef class RadixCache(RadixTree):
         """Everything that `check_tree` compares, as plain Python values."""
         cdef node_t n
         cdef int32_t rank = DETACHED_RANK
+        cdef EvictionClass *cls
         cdef Node *node
         nodes = {}
         for n in range(self.arena.num_used):
@@ -360,20 +382,30 @@ cdef class RadixCache(RadixTree):
                 found = self.arena.find_child(node.parent, node.tokens)
             nodes[n] = dict(
                 parent=node.parent, is_root=is_root, detached=detached,
-                linked=bool(node.flags & IS_LINKED), lock_ref=node.lock_ref, rank=node.rank,
-                num_children=node.num_children, found=found,
+                linked=bool(node.flags & IS_LINKED), waiting=bool(node.flags & IS_WAITING), lock_ref=node.lock_ref,
+                rank=node.rank, entry=entry_of(node), num_children=node.num_children, found=found,
                 pages=[node.pages[i] for i in range(node.num_pages)],
             )
-        lists = []
-        while rank >= 0:
-            members, n, before = [], self.arena.classes[rank].oldest, NO_NODE
+        classes = []
+        while True:
+            cls = &self.arena.classes[rank]
+            members, n, before = [], cls.oldest, NO_NODE
             while n != NO_NODE:
                 members.append((n, self.arena.nodes[n].older == before))
                 before, n = n, self.arena.nodes[n].newer
-            lists.append((rank, self.arena.classes[rank].num_nodes, members))
-            rank = self.arena.classes[rank].next_rank
+            classes.append(dict(
+                rank=rank, priority=cls.priority, uses=cls.uses, head=cls.head, num_nodes=cls.num_nodes, members=members,
+                linked_back=self.arena.classes[cls.next_rank].prev_rank == rank,
+                next_head=cls.next_head, prev_head=cls.prev_head,
+            ))
+            rank = cls.next_rank
+            if rank == DETACHED_RANK:
+                break
         return dict(
-            nodes=nodes, lists=lists, evictable=self.evictable_pages, protected=self.protected_pages,
+            nodes=nodes, classes=classes, policy=self.eviction,
+            waiting=[(self.arena.waiting[i], self.arena.nodes[self.arena.waiting[i]].older)
+                     for i in range(self.arena.num_waiting)],
+            evictable=self.evictable_pages, protected=self.protected_pages,
             orphans=self.orphan_pages, num_live=self.arena.num_live, roots=dict(self.roots),
             user_locks=dict(self.user_locks),
         )

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 
 from kvpool_ext.types cimport token_t
 
@@ -38,9 +38,16 @@ cdef class TokenRuns:
     cdef void give(self, token_t *run) noexcept nogil
     cdef bint has_room(self, token_t *run, Py_ssize_t num_tokens) noexcept nogil
     cdef token_t *resize(self, token_t *run, Py_ssize_t num_kept, Py_ssize_t num_tokens) noexcept nogil
+    cdef bint part(
+        self, token_t *run, Py_ssize_t num_kept, Py_ssize_t num_tokens, token_t *head, int16_t *num_head,
+        token_t **rest
+    ) noexcept nogil
     cdef bint is_inside(self, const void *run) noexcept nogil
     cdef bint add_slab(self, Py_ssize_t num_units) noexcept nogil
     cdef void add_free(self, Block *block) noexcept nogil
     cdef void remove_free(self, Block *block) noexcept nogil
     cdef Block *find_free(self, uint32_t num_units) noexcept nogil
     cdef void cut(self, Block *block, uint32_t num_units) noexcept nogil
+
+
+cdef Py_ssize_t run_bytes(const void *run) noexcept nogil

@@ -9,7 +9,7 @@ as large as itself, and for a tree that grows without bound, runs come from mall
 Source of the bins: two-level segregated fit (Masmano et al., 2004).
 """
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
@@ -58,6 +58,27 @@ cdef inline Block *following(Block *block) noexcept nogil:
 
 cdef inline uint32_t units_for(Py_ssize_t num_tokens) noexcept nogil:
     return <uint32_t>max(MIN_UNITS, 1 + (num_tokens * <Py_ssize_t>sizeof(token_t) + UNIT - 1) // UNIT)
+
+
+cdef token_t *divide(Block *block, uint32_t num_units) noexcept nogil:
+    """Make two blocks in use of one; the run of the second."""
+    cdef Block *rest = <Block *>(<char *>block + <size_t>num_units * UNIT)
+    rest.num_units = block.num_units - num_units
+    rest.num_units_before = num_units
+    rest.is_free = 0
+    rest.is_outside = 0
+    block.num_units = num_units
+    following(rest).num_units_before = rest.num_units
+    return <token_t *>(<char *>rest + UNIT)
+
+
+cdef Py_ssize_t run_bytes(const void *run) noexcept nogil:
+    """What a run takes, its header included; 0 for NULL."""
+    cdef Block *block
+    if run == NULL:
+        return 0
+    block = block_of(run)
+    return (<Py_ssize_t *>block)[0] if block.is_outside else <Py_ssize_t>block.num_units * UNIT
 
 
 cdef token_t *outside(TokenRuns runs, Block *block, Py_ssize_t num_tokens) noexcept nogil:
@@ -188,17 +209,34 @@ cdef class TokenRuns:
 
     cdef void cut(self, Block *block, uint32_t num_units) noexcept nogil:
         """Free what a block in use has behind its first `num_units`, if that is a block."""
-        cdef Block *rest
-        if block.num_units < num_units + MIN_UNITS:
-            return
-        rest = <Block *>(<char *>block + <size_t>num_units * UNIT)
-        rest.num_units = block.num_units - num_units
-        rest.num_units_before = num_units
-        rest.is_free = 0
-        rest.is_outside = 0
-        block.num_units = num_units
-        following(rest).num_units_before = rest.num_units
-        self.give(<token_t *>(<char *>rest + UNIT))
+        if block.num_units >= num_units + MIN_UNITS:
+            self.give(divide(block, num_units))
+
+    cdef bint part(
+        self, token_t *run, Py_ssize_t num_kept, Py_ssize_t num_tokens, token_t *head, int16_t *num_head,
+        token_t **rest
+    ) noexcept nogil:
+        """Part a run of `num_tokens` behind its first `num_kept` without a copy; False without memory.
+
+        The second part is `rest`, a run of its own, but for the tokens where its header stands now: those go to
+        `head`, up to 7. A short part is all in `head`, and `rest` is NULL.
+        """
+        cdef Block *block = block_of(run)
+        cdef uint32_t num_units = units_for(num_kept)
+        cdef Py_ssize_t start = num_units * (UNIT // <Py_ssize_t>sizeof(token_t))  # of `rest` in the run
+        rest[0] = NULL
+        num_head[0] = 0
+        if block.is_outside:
+            rest[0] = self.take(num_tokens - num_kept)
+            if rest[0] == NULL:
+                return False
+            memcpy(rest[0], run + num_kept, (num_tokens - num_kept) * sizeof(token_t))
+            return True
+        num_head[0] = <int16_t>(min(start, num_tokens) - num_kept)
+        memcpy(head, run + num_kept, num_head[0] * sizeof(token_t))
+        if num_tokens > start:
+            rest[0] = divide(block, num_units)
+        return True
 
     # ---- free blocks
 

@@ -11,7 +11,9 @@ import numpy as np
 
 cimport numpy as cnp
 
-from kvpool_ext.arena cimport DETACHED_RANK, IS_DETACHED, IS_ROOT, Node, NodeArena
+from kvpool_ext.arena cimport IS_DETACHED, IS_ROOT, Node, entry_of
+from kvpool_ext.classes cimport DETACHED_RANK
+from kvpool_ext.eviction cimport FIFO, EvictionOrder
 from kvpool_ext.tree cimport RadixTree
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 
@@ -33,6 +35,7 @@ ctypedef struct Columns:
     int64_t *priorities
     cnp.npy_bool *detached
     int32_t *turns
+    int64_t *entries           # when each entered its class, under fifo
     page_t *pages              # of all nodes, one after the other
     int64_t *root_handles      # of all roots, one a namespace
 
@@ -52,7 +55,7 @@ def survey_tree(RadixTree tree):
     RuntimeError
         Another thread is in the tree.
     """
-    cdef NodeArena arena = tree.arena
+    cdef EvictionOrder arena = tree.arena
     cdef Py_ssize_t num_nodes = -1, num_pages = -1, num_roots = -1
     cdef Columns to
     cdef int done
@@ -72,6 +75,7 @@ def survey_tree(RadixTree tree):
             np.empty(num_nodes, np.bool_), np.full(num_nodes, -1, np.int32), np.empty(num_pages, np.int32),
         )
         root_handles = np.empty(num_roots, np.int64)
+        entries = np.empty(num_nodes if arena.policy == FIFO else 0, np.int64)
     to.handles = <int64_t *>data_of(columns[0])
     to.parents = <int32_t *>data_of(columns[1])
     to.namespace_ids = <int32_t *>data_of(columns[2])
@@ -84,6 +88,7 @@ def survey_tree(RadixTree tree):
     to.detached = <cnp.npy_bool *>data_of(columns[9])
     to.turns = <int32_t *>data_of(columns[10])
     to.pages = <page_t *>data_of(columns[11])
+    to.entries = <int64_t *>data_of(entries)
     to.root_handles = <int64_t *>data_of(root_handles)
     done = fill(arena, tree.page_size, &to)
     if done < 0:
@@ -92,7 +97,21 @@ def survey_tree(RadixTree tree):
         Namespace(handle, tree.root_keys.get(handle & 0xFFFFFFFF), handle & 0xFFFFFFFF not in tree.root_keys)
         for handle in root_handles.tolist()
     ]
-    return TreeSurvey(tree.page_size, namespaces, *columns)
+    survey = TreeSurvey(tree.page_size, namespaces, *columns)
+    if arena.policy == FIFO:
+        number_by_entry(survey, entries)
+    return survey
+
+
+def number_by_entry(survey, entries):
+    """Turns under fifo: a node goes by its entry, but not before the last of what is below it and in its class.
+
+    It goes at once then, having entered before: so nodes go by the latest entry of their subtree, a child before its
+    parent. Detached ones have their turns already.
+    """
+    going = np.flatnonzero((survey.lock_refs == 0) & ~survey.detached)
+    order = np.lexsort((-survey.depths[going], entries[going], survey.priorities[going]))
+    survey.turns[going[order]] = np.arange(going.size) + (survey.turns >= 0).sum()
 
 
 def node_tokens(RadixTree tree, node, Py_ssize_t start, Py_ssize_t end):
@@ -124,13 +143,13 @@ cdef void *data_of(cnp.ndarray array):
     return cnp.PyArray_DATA(array)
 
 
-cdef int fill(NodeArena arena, Py_ssize_t page_size, Columns *to) noexcept:
+cdef int fill(EvictionOrder arena, Py_ssize_t page_size, Columns *to) noexcept:
     """Write all columns; -1 where there is no memory for the way through the tree."""
     cdef Py_ssize_t num_used = arena.num_used
     cdef node_t *first_child = <node_t *>malloc((2 * num_used + 1) * sizeof(node_t))
     cdef node_t *sibling = first_child + num_used
     cdef int32_t *column = <int32_t *>malloc((num_used + 1) * sizeof(int32_t))
-    cdef int32_t i = 0, num_roots = 0
+    cdef int32_t i = 0, num_roots = 0, rank = DETACHED_RANK, turn = 0
     cdef Py_ssize_t num_copied = 0
     cdef Node *node
     cdef node_t n, root
@@ -178,20 +197,40 @@ cdef int fill(NodeArena arena, Py_ssize_t page_size, Columns *to) noexcept:
                 n = arena.nodes[n].parent
                 to.subtree_ends[column[n]] = i
             n = sibling[n]
-    number_turns(arena, column, to.turns)
+    if arena.policy == FIFO:
+        number_class(arena, DETACHED_RANK, column, 0, to.turns)
+        for n in range(num_used):
+            if arena.nodes[n].generation & 1 and not arena.nodes[n].flags & IS_ROOT:
+                to.entries[column[n]] = entry_of(&arena.nodes[n])
+        raise_to_children(to, i)
+    else:
+        while True:
+            turn = number_class(arena, rank, column, turn, to.turns)
+            rank = arena.classes[rank].next_rank
+            if rank == DETACHED_RANK:
+                break
     free(first_child)
     free(column)
     return 0
 
 
-cdef void number_turns(NodeArena arena, const int32_t *column, int32_t *turns) noexcept:
-    """Number the nodes that may be evicted in the order in which they would be: along the recency lists."""
-    cdef int32_t rank = DETACHED_RANK, turn = 0
-    cdef node_t n
-    while rank >= 0:
-        n = arena.classes[rank].oldest
-        while n != NO_NODE:
-            turns[column[n]] = turn
-            turn += 1
-            n = arena.nodes[n].newer
-        rank = arena.classes[rank].next_rank
+cdef int32_t number_class(
+    EvictionOrder arena, int32_t rank, const int32_t *column, int32_t turn, int32_t *turns
+) noexcept:
+    """Number the nodes on the list of a class from `turn` on, the old end first; returns the next turn."""
+    cdef node_t n = arena.classes[rank].oldest
+    while n != NO_NODE:
+        turns[column[n]] = turn
+        turn += 1
+        n = arena.nodes[n].newer
+    return turn
+
+
+cdef void raise_to_children(Columns *to, int32_t num_nodes) noexcept:
+    """Raise each entry to the latest of what is below and goes by the same class."""
+    cdef int32_t i, parent
+    # From the end: children stand behind their parents.
+    for i in range(num_nodes - 1, -1, -1):
+        parent = to.parents[i]
+        if parent >= 0 and to.priorities[parent] == to.priorities[i]:
+            to.entries[parent] = max(to.entries[parent], to.entries[i])

@@ -1,6 +1,8 @@
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
-from kvpool_ext.arena cimport Node, NodeArena
+from kvpool_ext.arena cimport Node
+from kvpool_ext.eviction cimport EvictionOrder
+from kvpool_ext.history cimport EvictionHistory
 from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.types cimport node_t, page_t, token_t
 
@@ -16,7 +18,8 @@ ctypedef struct Walk:
 cdef class RadixTree:
     cdef readonly Py_ssize_t page_size
     cdef readonly str eviction
-    cdef NodeArena arena
+    cdef EvictionOrder arena       # the nodes, and in which order they go
+    cdef readonly EvictionHistory history     # None: nothing is remembered
     cdef PageAllocator allocator   # of the pool that owns this tree, None for a tree on its own
     cdef dict roots                # extra_key -> root
     cdef dict root_keys            # root -> extra_key
@@ -42,7 +45,6 @@ cdef class RadixTree:
         self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority,
         token_t **own_run
     ) except? -2
-    cdef void touch(self, node_t n, int32_t rank) noexcept nogil
     cdef void lock_path(self, node_t n, node_t stop) noexcept nogil
     cdef void unlock_path(self, node_t n) noexcept nogil
     cdef Py_ssize_t evict_into(self, page_t *out, Py_ssize_t num_pages) noexcept nogil

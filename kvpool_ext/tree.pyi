@@ -1,5 +1,14 @@
+from kvpool_ext.history import EvictionHistory
+
 class RadixTree:
     page_size: int
     eviction: str
     evicted_pages: int
-    def __init__(self, page_size: int = 1, eviction: str = "lru", num_pages: int = 0) -> None: ...
+    history: EvictionHistory | None
+    def __init__(
+        self,
+        page_size: int = 1,
+        eviction: str = "lru",
+        num_pages: int = 0,
+        eviction_history: int | None = 0,
+    ) -> None: ...

@@ -5,14 +5,16 @@ tail that fills no page is ignored. What holds after every verb, and what `check
 
 (I1) siblings differ in their first page; (I2) ``lock_ref(parent) >=`` the sum over its children, so an unlocked node
 has only unlocked descendants; (I3) a root holds no page, is never locked and never evicted; (I4) a page id appears
-once; (I5) ``evictable + protected`` is the number of pages held; (I6) every unlocked node is on the recency list of
-its priority, children before parents, and a parent's priority is at least its children's, so the old end of the
-lowest list is always an evictable leaf.
+once; (I5) ``evictable + protected`` is the number of pages held; (I6) a parent's class comes no earlier than its
+children's, and in the lowest class that has an unlocked node the first one to go is an unlocked leaf: under lru and
+lfu every unlocked node is on the list of its class, children before parents, so that it is the old end; under fifo
+every node is on that list in order of entry until eviction has passed it, and waits ahead of it when it may go.
 
-Why (I6) holds: a walk goes down, but touch and unlock link bottom up; a lock takes the whole path off the lists; the
-upper half of a split is linked right behind its lower half; an insert raises all ancestors. Recency belongs to pages:
-the unmatched rest of a split keeps its old place. The tree allocates no page, knows no device and no request, and is
-not thread-safe (a second entry is refused). No verb recurses: a tree may be 100,000 nodes deep.
+Why (I6) holds: a walk goes down, but accesses and unlocks are told to the order bottom up; a lock holds the whole path;
+the upper half of a split is linked right behind its lower half; an insert raises all ancestors. Where a policy links a
+node is a table in `eviction.pyx`. It belongs to pages: the unmatched rest of a split keeps its old place. The tree
+allocates no page, knows no device and no request, and is not thread-safe (a second entry is refused). No verb
+recurses: a tree may be 100,000 nodes deep.
 """
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
 from libc.string cimport memcmp, memcpy, memmove
@@ -21,15 +23,10 @@ import operator
 
 import numpy as np
 
-from kvpool_ext.arena cimport (
-    DETACHED_RANK,
-    IS_DETACHED,
-    IS_LINKED,
-    IS_PENDING,
-    IS_ROOT,
-    Node,
-    NodeArena,
-)
+from kvpool_ext.arena cimport IS_DETACHED, IS_PENDING, IS_ROOT, Node
+from kvpool_ext.classes cimport DETACHED_RANK
+from kvpool_ext.eviction cimport EvictionOrder, name_of, policy_of
+from kvpool_ext.history cimport EvictionHistory, pages_to_remember
 from kvpool_ext.types cimport CHECKED, NO_NODE, node_t, page_t, token_t
 
 cdef enum:
@@ -83,21 +80,22 @@ cdef int64_t checked_priority(object priority) except? -1:
 
 
 cdef class RadixTree:
-    """Walk, split, attach, touch, lock and evict; `RadixCache` adds the verbs that callers see."""
+    """Walk, split, attach, lock and evict; `RadixCache` adds the verbs that callers see."""
 
-    def __cinit__(self, page_size=1, eviction="lru", Py_ssize_t num_pages=0):
+    def __cinit__(self, page_size=1, eviction="lru", Py_ssize_t num_pages=0, eviction_history=0):
         if isinstance(page_size, bool) or not isinstance(page_size, (int, np.integer)):
             raise TypeError(f"page_size must be an int, got {type(page_size).__name__}")
         if not 1 <= page_size <= 1 << 20:
             raise ValueError(f"page_size must be in 1 .. {1 << 20} tokens, got {page_size}")
         if num_pages < 0:
             raise ValueError(f"num_pages must be at least 0, got {num_pages}")
-        if eviction != "lru":
-            raise ValueError(f"eviction must be 'lru', got {eviction!r}")
+        self.eviction = name_of(policy_of(eviction))
+        num_remembered = pages_to_remember(eviction_history, num_pages, page_size)
         self.page_size = page_size
-        self.eviction = eviction
         # `num_pages`: what a pool knows, a tree on its own does not.
-        self.arena = NodeArena(page_size, num_pages * page_size)
+        self.arena = EvictionOrder(page_size, num_pages * page_size, num_remembered * page_size, self.eviction)
+        if num_remembered > 0:
+            self.history = EvictionHistory(self.arena.runs, page_size, num_remembered)
         self.user_locks = {}
         self.pending_root = NO_NODE
         self.default_root = self.arena.new_node()
@@ -172,7 +170,7 @@ cdef class RadixTree:
         The lower half keeps the node, so every handle still means the same prefix and no child is rewritten.
         """
         cdef Py_ssize_t page_size = self.page_size, num_lower
-        cdef NodeArena arena = self.arena
+        cdef EvictionOrder arena = self.arena
         cdef token_t *tokens = arena.runs.take(num_upper * page_size)
         cdef page_t *pages = <page_t *>arena.id_runs.take(num_upper)
         cdef Node *low
@@ -202,7 +200,6 @@ cdef class RadixTree:
         up.lock_ref = low.lock_ref
         up.num_children = 1
         up.key_hash = low.key_hash
-        arena.join_class(upper, low.rank)
         memmove(low.tokens, low.tokens + num_upper * page_size, num_lower * page_size * sizeof(token_t))
         memmove(low.pages, low.pages + num_upper, num_lower * sizeof(page_t))
         low.parent = upper
@@ -211,22 +208,21 @@ cdef class RadixTree:
         self.trim_runs(low)
         arena.index_node(upper)
         arena.index_node(n)
-        if low.flags & IS_LINKED:
-            arena.link_newer_than(upper, n)
+        arena.on_split(upper, n)
         return upper
 
     cdef node_t attach(
         self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority,
         token_t **own_run
     ) except? -2:
-        """Grow the tree where `walk` ended by `num_new` pages and touch the path; returns its deepest node.
+        """Grow the tree where `walk` ended by `num_new` pages and tell its order; returns the path's deepest node.
 
         With `own_run`, a run that holds exactly these tokens (and more) already, it becomes the tree's and is set to
         NULL: no copy. A MemoryError leaves the tree as it was, but for a split that changes no answer.
         """
-        cdef NodeArena arena = self.arena
+        cdef EvictionOrder arena = self.arena
         cdef node_t n = walk.node, leaf
-        cdef int32_t rank = arena.ensure_class(priority)
+        cdef int32_t rank
         cdef token_t *token_run = NULL
         cdef page_t *page_run = NULL
         cdef Node *node
@@ -239,13 +235,14 @@ cdef class RadixTree:
                 arena.runs.give(token_run)
                 arena.id_runs.give(page_run)
                 raise MemoryError(f"no memory to cache {num_new} pages")
-        if self.ends_inside(walk):
-            try:
+        try:
+            if self.ends_inside(walk):
                 n = self.split(n, walk.node_pages)
-            except MemoryError:
-                arena.runs.give(token_run)
-                arena.id_runs.give(page_run)
-                raise
+            rank = arena.ensure_class(priority)
+        except MemoryError:
+            arena.runs.give(token_run)
+            arena.id_runs.give(page_run)
+            raise
         if num_new > 0:
             leaf = arena.new_node()
             node = &arena.nodes[leaf]
@@ -268,31 +265,9 @@ cdef class RadixTree:
             arena.index_node(leaf)
             self.evictable_pages += num_new
             n = leaf
-        self.touch(n, rank)
+        arena.on_insert(n, rank, num_new > 0)
         arena.release_class(rank)
         return n
-
-    cdef void touch(self, node_t n, int32_t rank) noexcept nogil:
-        """Make the path to `n` the most recent, child before parent, and raise it to class `rank` (-1: leave)."""
-        cdef Node *node
-        cdef bint rises
-        while not self.arena.nodes[n].flags & IS_ROOT:
-            node = &self.arena.nodes[n]
-            rises = rank >= 0 and self.arena.classes[node.rank].priority < self.arena.classes[rank].priority
-            if node.lock_ref > 0:
-                # All further ancestors are locked too, and at least as important as this node.
-                if not rises:
-                    return
-                self.arena.leave_class(n)
-                self.arena.join_class(n, rank)
-            else:
-                if node.flags & IS_LINKED:
-                    self.arena.unlink(n)
-                if rises:
-                    self.arena.leave_class(n)
-                    self.arena.join_class(n, rank)
-                self.arena.link_newest(n)
-            n = node.parent
 
     cdef void lock_path(self, node_t n, node_t stop) noexcept nogil:
         """Count a holder on every node from `n` up to, and without, `stop` (or the root)."""
@@ -300,7 +275,7 @@ cdef class RadixTree:
         while n != stop and not self.arena.nodes[n].flags & IS_ROOT:
             node = &self.arena.nodes[n]
             if node.lock_ref == 0:
-                self.arena.unlink(n)
+                self.arena.on_lock(n)
                 self.evictable_pages -= node.num_pages
                 self.protected_pages += node.num_pages
                 if node.flags & IS_DETACHED:
@@ -309,13 +284,13 @@ cdef class RadixTree:
             n = node.parent
 
     cdef void unlock_path(self, node_t n) noexcept nogil:
-        """Take one holder off the path; what nobody holds any more becomes the most recent, child first."""
+        """Take one holder off the path, child first."""
         cdef Node *node
         while not self.arena.nodes[n].flags & IS_ROOT:
             node = &self.arena.nodes[n]
             node.lock_ref -= 1
             if node.lock_ref == 0:
-                self.arena.link_newest(n)
+                self.arena.on_unlock(n)
                 self.evictable_pages += node.num_pages
                 self.protected_pages -= node.num_pages
                 if node.flags & IS_DETACHED:
@@ -323,22 +298,23 @@ cdef class RadixTree:
             n = node.parent
 
     cdef Py_ssize_t evict_into(self, page_t *out, Py_ssize_t num_pages) noexcept nogil:
-        """Move up to `num_pages` page ids to `out`, lowest class first, oldest leaf first, its tail first."""
+        """Move up to `num_pages` page ids to `out`, in the order of the policy, the tail of a node first."""
         cdef int32_t rank = DETACHED_RANK
         cdef Py_ssize_t done = 0, count, i
         cdef Node *node
         cdef node_t n
-        while done < num_pages and rank >= 0:
-            n = self.arena.classes[rank].oldest
+        while done < num_pages:
+            n = self.arena.first_to_go(&rank)
             if n == NO_NODE:
-                rank = self.arena.classes[rank].next_rank
-                continue
+                break
             node = &self.arena.nodes[n]
             self.arena.expect(node.newer)
             count = min(num_pages - done, <Py_ssize_t>node.num_pages)
             for i in range(count):
                 out[done + i] = node.pages[node.num_pages - 1 - i]
             done += count
+            if self.history is not None and not node.flags & IS_DETACHED:
+                self.history.keep(self.arena, n, count)
             node.num_pages -= <int32_t>count
             if node.flags & IS_DETACHED:
                 self.orphan_pages -= count
@@ -352,14 +328,14 @@ cdef class RadixTree:
     cdef void remove_leaf(self, node_t n) noexcept nogil:
         cdef Node *node = &self.arena.nodes[n]
         cdef Node *parent = &self.arena.nodes[node.parent]
-        if node.flags & IS_LINKED:
-            self.arena.unlink(n)
-        self.arena.leave_class(n)
+        self.arena.on_remove(n)
         if not node.flags & IS_DETACHED:
             self.arena.unindex_node(n)
         parent.num_children -= 1
-        if parent.num_children == 0 and parent.flags & IS_ROOT and not parent.flags & IS_PENDING:
-            if node.parent != self.default_root:
+        if parent.num_children == 0:
+            if not parent.flags & IS_ROOT:
+                self.arena.on_childless(node.parent)
+            elif not parent.flags & IS_PENDING and node.parent != self.default_root:
                 parent.flags |= IS_PENDING
                 parent.newer = self.pending_root
                 self.pending_root = node.parent
@@ -375,7 +351,7 @@ cdef class RadixTree:
         `named_roots` was made before `out` was looked up: an allocation may run the collector, and with it a caller's
         clean-up that gives pages back.
         """
-        cdef NodeArena arena = self.arena
+        cdef EvictionOrder arena = self.arena
         cdef Py_ssize_t done = 0
         cdef Node *node
         cdef node_t n
@@ -386,9 +362,7 @@ cdef class RadixTree:
             if node.lock_ref > 0:
                 if not node.flags & IS_DETACHED:
                     arena.unindex_node(n)
-                    arena.leave_class(n)
-                    arena.join_class(n, DETACHED_RANK)
-                    node.flags |= IS_DETACHED
+                    arena.on_detach(n)
                 continue
             memcpy(out + done, node.pages, node.num_pages * sizeof(page_t))
             done += node.num_pages
@@ -402,6 +376,8 @@ cdef class RadixTree:
                 arena.nodes[<node_t>root].flags |= IS_DETACHED
                 del self.roots[key]
                 del self.root_keys[root]
+        if self.history is not None:
+            self.history.reset()
         return done
 
     cdef int drop_pending_roots(self) except -1:
@@ -412,10 +388,13 @@ cdef class RadixTree:
             self.arena.nodes[root].newer = NO_NODE
             self.arena.nodes[root].flags &= ~<uint32_t>IS_PENDING
             if self.arena.nodes[root].num_children == 0:
-                if root in self.root_keys:
-                    del self.roots[self.root_keys.pop(root)]
+                key, handle = self.root_keys.pop(root, None), self.arena.handle_of(root)
+                if key is not None:
+                    del self.roots[key]
                 self.arena.drop_node(root)
                 self.num_roots -= 1
+                if key is not None and self.history is not None:
+                    self.history.bury_root(handle, key)
             root = following
         return 0
 

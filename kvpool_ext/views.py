@@ -154,3 +154,52 @@ class TreeSurvey(NamedTuple):
         np.cumsum(values, out=running[1:])
         sums: NDArray[np.int64] = running[self.subtree_ends] - running[:-1]
         return sums
+
+
+class Nearest(NamedTuple):
+    """The cached sequence that has most leading tokens in common with a prompt.
+
+    Attributes
+    ----------
+    common_len : int
+        Leading tokens in common, not cut at pages.
+    tokens : tuple of int
+        Some of its tokens from there on.
+    sequence_len : int
+        Tokens of the longest cached sequence that goes on so.
+    num_branches : int
+        Cached continuations where the prompt leaves the tree.
+    lock_ref : int
+        Holders of the page in which they part.
+    """
+
+    common_len: int
+    tokens: tuple[int, ...]
+    sequence_len: int
+    num_branches: int
+    lock_ref: int
+
+
+class Inquiry(NamedTuple):
+    """What a ledger knows of one prompt, as `kvpool_ext.inquiry.inquire` found it.
+
+    Attributes
+    ----------
+    limit_len, cached_len : int
+        Tokens that may match at all, and that are cached, whole pages.
+    nearest : Nearest or None
+        None where the tree has nothing else either, or all that may match is cached.
+    evicted : list of tuple
+        As `EvictionHistory.trace` answers, in pages.
+    other : tuple or None
+        ``(extra_key, tokens)`` of the namespace that holds most, if that is more.
+    bound : tuple or None
+        ``(tag, tokens)`` of the lease that would match most if it were cached, if that is more.
+    """
+
+    limit_len: int
+    cached_len: int
+    nearest: Nearest | None
+    evicted: list[tuple[int, int, int, int, int, int]]
+    other: tuple[str | bytes | int | None, int] | None
+    bound: tuple[int, int] | None

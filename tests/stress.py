@@ -18,13 +18,15 @@ import traceback
 
 import numpy as np
 
+from kvpool import EVICTION_POLICIES
 from tests.oracles.drawing import NumpyChooser
 from tests.oracles.twin import WEIGHTS, PoolTwin
 
 MAX_GROWTH = 2 << 20  # bytes that the second half of a run may add: allocator slack, not a leak
 MEMORY = ("half_bytes", "end_bytes")
 LINE = (
-    "seed {seed:3d}  {num_pages:5d} pages of {page_size:2d}  {operations_per_s:6.0f} ops/s  "
+    "seed {seed:3d}  {num_pages:5d} pages of {page_size:2d}, {eviction:4s}  "
+    "{operations_per_s:6.0f} ops/s  "
     "evicted {evicted:6d}  matched {matched:7d}  reads {reads:4d}  refused {refusals:4d} "
 )
 
@@ -44,11 +46,16 @@ def draw_pool(rng):
     return num_pages, int(rng.choice([1, 4, 16]))
 
 
-def run(seed, operations, *, check_every=100):
-    """One seed: its speed, its memory, and a digest of the page ids handed out."""
+def run(seed, operations, *, check_every=100, eviction=None):
+    """One seed: its speed, its memory, and a digest of the page ids handed out.
+
+    Without `eviction` the seeds take the policies in turn.
+    """
     rng = np.random.default_rng(seed)
     num_pages, page_size = draw_pool(rng)
-    twin = PoolTwin(num_pages, page_size, max_words=min(96, max(4, num_pages // 12)))
+    eviction = eviction or EVICTION_POLICIES[seed % len(EVICTION_POLICIES)]
+    max_words = min(96, max(4, num_pages // 12))
+    twin = PoolTwin(num_pages, page_size, max_words=max_words, eviction=eviction)
     choose = NumpyChooser(rng)
     verbs = list(WEIGHTS)
     weights = np.array(list(WEIGHTS.values()))
@@ -79,6 +86,7 @@ def run(seed, operations, *, check_every=100):
         "seed": seed,
         "num_pages": num_pages,
         "page_size": page_size,
+        "eviction": eviction,
         "operations_per_s": operations / seconds,
         "half_bytes": half_bytes,
         "end_bytes": end_bytes,
@@ -100,11 +108,19 @@ def main(argv=None):
     parser.add_argument(
         "--check-every", type=int, default=100, help="operations between two full comparisons"
     )
+    parser.add_argument(
+        "--eviction", choices=EVICTION_POLICIES, help="one policy, not all of them in turn"
+    )
     options = parser.parse_args(argv)
     failed = 0
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         try:
-            result = run(seed, options.operations, check_every=options.check_every)
+            result = run(
+                seed,
+                options.operations,
+                check_every=options.check_every,
+                eviction=options.eviction,
+            )
         except Exception:
             traceback.print_exc()
             failed += 1

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kvpool import EVICTION_POLICIES
 from tests.oracles.drawing import NumpyChooser
 from tests.oracles.twin import WEIGHTS, PoolTwin
 
@@ -35,7 +36,9 @@ class PoolMachine(RuleBasedStateMachine):
     def make(self, data):
         choose = HypothesisChooser(data)
         page_size = choose.item(self.page_sizes)
-        self.twin = PoolTwin(choose.integer(8, 40), page_size, max_words=4)
+        self.twin = PoolTwin(
+            choose.integer(8, 40), page_size, max_words=4, eviction=choose.item(EVICTION_POLICIES)
+        )
         # a pool in use, so that few rules lead far; it shrinks to an empty one
         rng = np.random.default_rng(choose.integer(0, 2**16))
         verbs = rng.choice(list(WEIGHTS), choose.integer(0, 80), p=SHARES)

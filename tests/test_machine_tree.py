@@ -18,11 +18,13 @@ KEYS = st.sampled_from([None, None, None, *NAMESPACES])
 
 
 class TreeMachine(RuleBasedStateMachine):
+    eviction = "lru"
+
     @initialize(page_size=st.sampled_from([1, 2, 4]))
     def make(self, page_size):
         self.page_size = page_size
-        self.cache = RadixCache(page_size)
-        self.model = TreeModel(page_size)
+        self.cache = RadixCache(page_size, self.eviction)
+        self.model = TreeModel(page_size, self.eviction)
         self.spare = list(range(NUM_PAGES))
         self.known = []  # sequences that later ones share a part of
         self.handles = []  # (handle of the cache, page node of the model)
@@ -193,8 +195,19 @@ class TreeMachine(RuleBasedStateMachine):
         self.cache.check()
 
 
-TreeMachine.TestCase.settings = settings(deadline=None, stateful_step_count=50)
+class FifoTreeMachine(TreeMachine):
+    eviction = "fifo"
+
+
+class LfuTreeMachine(TreeMachine):
+    eviction = "lfu"
+
+
+for machine in (TreeMachine, FifoTreeMachine, LfuTreeMachine):
+    machine.TestCase.settings = settings(deadline=None, stateful_step_count=50)
 TestTreeMachine = TreeMachine.TestCase
+TestFifoTreeMachine = FifoTreeMachine.TestCase
+TestLfuTreeMachine = LfuTreeMachine.TestCase
 
 
 def test_lock_the_root_changes_nothing():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool import RadixCache
+from kvpool import EVICTION_POLICIES, RadixCache
 from kvpool_ext.survey import node_tokens
 from tests.helpers.driven import driven
 
@@ -57,10 +57,14 @@ def assert_survey_is_nodes(radix):
     return survey
 
 
-@settings(max_examples=15)
-@given(seed=st.integers(0, 2**32 - 1), num_calls=st.integers(1, 80))
-def test_survey_of_a_driven_pool_says_what_nodes_says(seed, num_calls):
-    twin = driven(seed, num_calls)
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_calls=st.integers(1, 80),
+    eviction=st.sampled_from(EVICTION_POLICIES),
+)
+def test_survey_of_a_driven_pool_says_what_nodes_says(seed, num_calls, eviction):
+    twin = driven(seed, num_calls, eviction=eviction)
     survey = assert_survey_is_nodes(twin.pool.radix)
     in_order = np.argsort(survey.turns)[(survey.turns < 0).sum() :]
     expected = [page for i in in_order for page in pages_of(survey, i)[::-1]]

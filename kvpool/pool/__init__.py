@@ -11,7 +11,8 @@ from kvpool.device import device_of
 from kvpool.errors import KVCacheExhaustedError
 from kvpool.layout import KVCacheLayout
 from kvpool.pool.binds import PoolBinds
-from kvpool.pool.core import DEFAULT_PAGE_SIZE, ClosedTable
+from kvpool.pool.closed import ClosedTable
+from kvpool.pool.core import DEFAULT_PAGE_SIZE
 from kvpool.pool.graphs import PoolGraphs
 from kvpool.pool.guests import PoolGuests
 from kvpool.pool.pages import PoolPages
@@ -53,12 +54,18 @@ class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages):
     max_batch_size, max_seq_len : int
         They size the buffers of `decode_graph` and `verify_graph`, and limit no bind.
         `max_seq_len` defaults to `num_slots`.
+    eviction : str
+        Which cached page goes first where pages are short, one of `EVICTION_POLICIES`; each within
+        the lowest priority, exact, and described at `RadixCache`.
+    eviction_history : int, optional
+        Evicted tokens that `explain` can tell of, 0: none; unless told, `num_slots`, of more than
+        65,536 a sixteenth. They take 4 bytes each on the host, and 88 for each run of pages.
 
     Raises
     ------
     ValueError, TypeError
-        Sizes below 1, `num_slots` that is no multiple of `page_size`, an unknown dtype or device,
-        a bad scale.
+        Sizes below 1, `num_slots` that is no multiple of `page_size`, an unknown dtype, device or
+        eviction policy, a bad scale.
     """
 
     # ---- making one
@@ -175,7 +182,8 @@ class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages):
                     "at "
                     f"{layout.bytes_per_token(dtype)} bytes each"
                 )
-        pool = cls._of(layout, num_pages * page_size, page_size, place, dtype)
+        num_slots = num_pages * page_size
+        pool = cls._of(layout, num_slots, page_size, place, dtype, eviction_history=0)
         pool.prefix_reuse_enabled = False
         return pool
 

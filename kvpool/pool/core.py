@@ -20,23 +20,11 @@ from kvpool.request import Request
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable, Step
 from kvpool.storage import KVStorage
+from kvpool_ext.eviction import check_eviction
 from kvpool_ext.gate import Gate
 from kvpool_ext.radix import RadixCache
 
 DEFAULT_PAGE_SIZE = 16
-
-
-class ClosedTable:
-    """Stands where the requests of a pool were: every use says that the pool is closed."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise KVCacheStateError("the pool is closed")
-
-    def __len__(self) -> int:
-        raise KVCacheStateError("the pool is closed")
-
-    def __contains__(self, request_id: object) -> bool:
-        raise KVCacheStateError("the pool is closed")
 
 
 class PoolCore:
@@ -58,6 +46,8 @@ class PoolCore:
         zero_rejected_kv: bool | None = None,
         max_batch_size: int = 1,
         max_seq_len: int | None = None,
+        eviction: str = "lru",
+        eviction_history: int | None = None,
     ) -> None:
         num_slots = whole_number(num_slots, "num_slots", at_least=1)
         page_size = whole_number(page_size, "page_size", at_least=1)
@@ -76,6 +66,8 @@ class PoolCore:
         self._dtype = KVDType.of(dtype, compute_dtype)
         self._k_scale = check_scale(k_scale, "k_scale", num_layers, self._dtype)
         self._v_scale = check_scale(v_scale, "v_scale", num_layers, self._dtype)
+        # The tree would say it too, but only once the buffers are there.
+        check_eviction(eviction)
         if zero_rejected_kv is None:
             zero_rejected_kv = os.environ.get("KVPOOL_ZERO_REJECTED_KV", "1") != "0"
         self._zero_rejected_kv = bool(zero_rejected_kv)
@@ -90,7 +82,13 @@ class PoolCore:
             self._k_scale,
             self._v_scale,
         )
-        self._requests = RequestTable(num_slots // page_size, page_size, num_layers)
+        self._requests = RequestTable(
+            num_slots // page_size,
+            page_size,
+            num_layers,
+            eviction,
+            eviction_history=eviction_history,
+        )
         self._gate = Gate(KVCacheStateError)
         self._prefix_reuse = True
         # The rows to be active, and their step once somebody asks for it: a bind must not pay
@@ -176,6 +174,11 @@ class PoolCore:
     def zero_rejected_kv(self) -> bool:
         """Whether `truncate_to` zeroes rejected tails."""
         return self._zero_rejected_kv
+
+    @property
+    def eviction(self) -> str:
+        """Policy by which cached pages go, one of `EVICTION_POLICIES`."""
+        return self._requests.ledger.tree.eviction
 
     @property
     def key_cache(self) -> NDArray[Any]:

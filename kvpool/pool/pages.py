@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from kvpool import paging
 from kvpool.errors import KVCacheStateError
+from kvpool.explain import Explanation
 from kvpool.owners import PageOwners, page_owners
 from kvpool.pool.core import PoolCore, whole_number
-from kvpool.request import RequestWatcher
+from kvpool.request import ExtraKey, RequestWatcher
 from kvpool.words import exhausted, page_owner
 
 
@@ -187,6 +188,37 @@ class PoolPages(PoolCore):
         self._gate.enter()
         try:
             return self._requests.watch(watcher)
+        finally:
+            self._gate.leave()
+
+    def explain(self, prompt: Any, extra_key: ExtraKey = None) -> Explanation:
+        """Why a bind of `prompt` would match as much as it does now, for a person to read.
+
+        It changes nothing, not even recency. A question, not a step of a loop: it walks the whole
+        tree, every namespace and bound request, and the remembered evictions, each once.
+
+        Parameters
+        ----------
+        prompt : sequence of int
+            Token ids ``[n]``, as for a bind.
+        extra_key : str, bytes, int or None
+            Namespace.
+
+        Returns
+        -------
+        Explanation
+            ``print`` it, or read its fields.
+
+        Raises
+        ------
+        ValueError
+            Empty prompt, a token beyond int32.
+        TypeError
+            Tokens that are no integers.
+        """
+        self._gate.enter()
+        try:
+            return self._requests.explain(prompt, extra_key, reuse=self._prefix_reuse)
         finally:
             self._gate.leave()
 

@@ -22,11 +22,11 @@ class BindPlan:
 
 
 class PoolModel:
-    def __init__(self, num_pages, page_size, num_layers):
+    def __init__(self, num_pages, page_size, num_layers, eviction="lru"):
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_layers = num_layers
-        self.tree = TreeModel(page_size)
+        self.tree = TreeModel(page_size, eviction)
         self.free = set(range(num_pages))
         self.taken = set()
         self.holders = {}  # private page -> ids of the requests that hold it
@@ -94,7 +94,7 @@ class PoolModel:
         assert len(page_ids) == plan.num_pages
         assert page_ids[:matched] == [node.page for node in plan.path]
         if plan.path:
-            self.tree.touch(plan.path)
+            self.tree.use(plan.path)
             self.tree.lock(plan.path[-1])
         self.make_room(plan.need)
         private = page_ids[matched:]

@@ -1,13 +1,21 @@
-"""The radix tree as a trie with one node per page: no runs, no splits, no recency list.
+"""The radix tree as a trie with one node per page: no runs, no splits, no lists.
 
-A page is as recent as the last access that covered it. Accesses are match, insert and unlock; a
-locked page gets its recency at its last unlock. The victim is the unlocked childless page with the
-lowest (priority, tick).
+Each page has a tick, by policy:
+
+lru   that of the last access that covered it; accesses are match, insert and unlock, and a locked
+      page gets its tick at its last unlock
+fifo  that of the insert which brought it, or raised its priority
+lfu   as lru
+
+The victim is the unlocked childless page with the lowest (priority, tick); under lfu with the
+lowest (priority, uses, tick), where a page starts with one use and each match that covers it,
+locked or not, adds one.
 """
 
 import heapq
 
 ROOT, CACHED, ORPHAN, GONE = "root", "cached", "orphan", "gone"
+MOST_USES = 65_535  # of a page; further ones are not counted
 
 
 class PageNode:
@@ -23,6 +31,7 @@ class PageNode:
         "priority",
         "state",
         "tick",
+        "uses",
     )
 
     def __init__(self, parent, chunk, page, priority, state=CACHED):
@@ -35,6 +44,7 @@ class PageNode:
         self.depth = parent.depth + 1 if parent is not None else 0
         self.locks = 0
         self.tick = 0
+        self.uses = 1
 
     def path(self):
         """The pages from the root down to this one, the root left out."""
@@ -46,8 +56,9 @@ class PageNode:
 
 
 class TreeModel:
-    def __init__(self, page_size):
+    def __init__(self, page_size, eviction="lru"):
         self.page_size = page_size
+        self.eviction = eviction
         self.roots = {}
         self.clock = 0
         self.cached = {}  # page id -> node, reachable ones
@@ -89,16 +100,23 @@ class TreeModel:
             path.append(node)
         return path
 
+    # ---- the accesses
+
     def touch(self, nodes):
         self.clock += 1
-        for node in nodes:
-            node.tick = self.clock
+        if self.eviction != "fifo":
+            for node in nodes:
+                node.tick = self.clock
 
-    # ---- the accesses
+    def use(self, path):
+        """A match of this path, by a caller or by a bind."""
+        for node in path:
+            node.uses = min(node.uses + 1, MOST_USES)
+        self.touch(path)
 
     def match(self, tokens, key=None):
         path = self.find(tokens, key)
-        self.touch(path)
+        self.use(path)
         return path
 
     def insert(self, tokens, pages, key=None, priority=0):
@@ -115,9 +133,12 @@ class TreeModel:
             self.cached[page] = child
             path.append(child)
             node = child
+        entered = path[num_cached:] + [node for node in path if node.priority < priority]
         for node in path:
             node.priority = max(node.priority, priority)
         self.touch(path)
+        for node in entered:
+            node.tick = self.clock
         return num_cached, path
 
     def lock(self, node):
@@ -151,7 +172,7 @@ class TreeModel:
     def evict(self, num_pages):
         """The victims in order; released orphans are not among them, see `take_released`."""
         leaves = [
-            self._rank(node)
+            (self.rank(node), node.page, node)
             for node in self.cached.values()
             if not node.children and not node.locks
         ]
@@ -165,12 +186,13 @@ class TreeModel:
             parent = node.parent
             del parent.children[node.chunk]
             if parent.state is CACHED and not parent.children and not parent.locks:
-                heapq.heappush(leaves, self._rank(parent))
+                heapq.heappush(leaves, (self.rank(parent), parent.page, parent))
         return victims
 
-    @staticmethod
-    def _rank(node):
-        return node.priority, node.tick, node.page, node
+    def rank(self, node):
+        """What orders the victims; the pages of one tick are on one path, so no two childless
+        pages are equal in it."""
+        return node.priority, node.uses if self.eviction == "lfu" else 0, node.tick
 
     def take_released(self, num_pages, chosen):
         """Follow an evict that handed out the released orphans `chosen` before anything else."""
@@ -181,14 +203,16 @@ class TreeModel:
     def drain_order(self):
         """Every unlocked cached page in the order of a full drain, by sorting and not by evicting.
 
-        Priority and recency of a parent are never below its child's, so the sort is the drain; the
-        pages of one access form a chain, and the deepest goes first. Only for a tree whose
-        reachable pages are all unlocked.
+        A page goes when its own rank is up and all below it is gone: right after the last of them
+        if that is later. The pages of one rank form a chain, and the deepest goes first. Only for
+        a tree whose reachable pages are all unlocked.
         """
         assert all(node.locks == 0 for node in self.cached.values())
-        nodes = sorted(
-            self.cached.values(), key=lambda node: (node.priority, node.tick, -node.depth)
-        )
+        due = {}
+        for node in sorted(self.cached.values(), key=lambda node: -node.depth):
+            below = [due[child.page] for child in node.children.values()]
+            due[node.page] = max([self.rank(node), *below])
+        nodes = sorted(self.cached.values(), key=lambda node: (due[node.page], -node.depth))
         return [node.page for node in nodes]
 
     def reset(self):

@@ -1,0 +1,3 @@
+from kvpool_ext.arena import NodeArena
+
+class ClassRing(NodeArena): ...
