@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import kvpool
+from kvpool.cli import doctor, plan, replay
 from kvpool.cli.output import CommandError, error_console, print_error
 
 INTERRUPTED = 130  # 128 + SIGINT
@@ -93,7 +92,5 @@ def _common_options(
     pass
 
 
-# Until all of them are merged; then plain imports and three calls of register.
-for _name in ("plan", "replay", "doctor"):
-    if find_spec(f"kvpool.cli.{_name}") is not None:
-        import_module(f"kvpool.cli.{_name}").register(app)
+for _command in (plan, replay, doctor):
+    _command.register(app)

@@ -1,0 +1,230 @@
+"""``kvpool replay``: what prefix reuse gives on a trace."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvpool.cli.help import examples, paragraphs
+from kvpool.cli.numbers import option_value, parse_bytes, parse_list, parse_tokens
+from kvpool.cli.output import CommandError, error_console, print_json
+from kvpool.cli.replay_output import progress_bar, show_report
+from kvpool.layout import KVCacheLayout
+from kvpool.replay import (
+    Cell,
+    Replay,
+    ReplayOptions,
+    ReplayReport,
+    TraceError,
+    grid,
+)
+from kvpool.replay.plot import plot as draw
+from kvpool_ext.eviction import EVICTION_POLICIES
+
+INTERRUPTED = 130  # 128 + SIGINT
+MALFORMED = 3
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="File of JSON lines, also through gzip.")],
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens that the pool holds, a list: 1M,3M,unbounded. Default: unbounded."
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Instead: bytes for K and V, a list: 20GiB,40GiB.")
+    ] = None,
+    bytes_per_token: Annotated[
+        str | None, typer.Option(help="What one token costs, with --memory.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Instead: the config.json of a model, whose tokens --memory holds."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of K and V, with --config.")] = "bfloat16",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks, with --config.")] = 1,
+    page_size: Annotated[str, typer.Option(help="Tokens per page, a list: 1,16,64.")] = "16",
+    policy: Annotated[
+        str,
+        typer.Option(help=f"What is evicted first, a list of: {', '.join(EVICTION_POLICIES)}."),
+    ] = EVICTION_POLICIES[0],
+    window: Annotated[
+        int, typer.Option(help="Requests in flight at most; the oldest ends first.")
+    ] = 32,
+    prompts_only: Annotated[
+        bool, typer.Option("--prompts-only", help="Leave the outputs out.")
+    ] = False,
+    checkpoint: Annotated[
+        bool,
+        typer.Option(help="Share a prompt once it is computed, or only when its request ends."),
+    ] = True,
+    block_size: Annotated[int, typer.Option(help="Prompt tokens of one hash id.")] = 512,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many requests.")] = None,
+    bound: Annotated[
+        bool,
+        typer.Option(help="Replay each page size without bound too: what nothing can exceed."),
+    ] = True,
+    explain: Annotated[
+        int, typer.Option(help="Say of so many requests, those that lost most, why they did.")
+    ] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Picture of hit rate against capacity: .png, .svg, .pdf.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail at the first malformed line.")
+    ] = False,
+) -> None:
+    """Replay a trace; the help text is in `register`."""
+    capacities = _capacities(capacity, memory, bytes_per_token, config, dtype, tp)
+    cells = _cells(capacities, page_size, policy)
+    if plot is not None:
+        _check_plot(plot, cells)
+    try:
+        options = ReplayOptions(
+            window=window,
+            checkpoint=checkpoint,
+            prompts_only=prompts_only,
+            block_size=block_size,
+            limit=limit,
+            strict=strict,
+            bound=bound,
+            explain=explain,
+        )
+        running = Replay(trace, cells, options)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    interrupted = False
+    try:
+        with progress_bar() as on_progress:
+            running.run(on_progress)
+    except (TraceError, MemoryError) as error:
+        raise CommandError(str(error) or "out of memory") from None
+    except KeyboardInterrupt:
+        interrupted = True
+    report = running.report()
+    if json:
+        print_json(report.as_dict())
+    else:
+        show_report(report)
+    say = error_console()
+    for line, reason in report.malformed:
+        say.print(f"line {line}: {reason}", markup=False, soft_wrap=True)
+    if report.num_malformed:
+        say.print(f"{report.num_malformed:,} malformed lines were skipped", soft_wrap=True)
+    if interrupted:
+        say.print("interrupted: these are the figures until then", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)
+    if plot is not None:
+        _draw(report, plot)
+    if report.num_malformed:
+        raise typer.Exit(MALFORMED)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        "replay",
+        help=paragraphs(
+            """
+            Replay a trace through kvpool's own bookkeeping, and say what prefix reuse gives.
+
+            The trace has one JSON object a line, in one of two formats. Mooncake's:
+            {"timestamp": 0, "input_length": 700, "output_length": 50, "hash_ids": [7, 9]}, one id
+            for each 512 prompt tokens. Plain tokens: {"tokens": [5, 17, 3], "output_length": 50},
+            or "output_tokens" where they are known. Both may have an "extra_key", the namespace.
+
+            Requests come in the order of the lines; their times are ignored. Nothing is computed
+            and no GPU is needed: pages, tree and eviction are those of a real pool.
+
+            Exit codes: 0, done; 1, bad input; 3, done, but malformed lines were skipped (with
+            --strict the first one is bad input); 130, interrupted, with the figures until then and
+            no picture.
+            """
+        ),
+        epilog=examples(
+            "kvpool replay trace.jsonl",
+            "kvpool replay trace.jsonl --capacity 500k,1M,3M --page-size 16,64 --plot rates.png",
+            "kvpool replay trace.jsonl --memory 40GiB --config config.json --explain 5",
+            "kvpool replay trace.jsonl.gz --prompts-only --page-size 512 --json",
+        ),
+    )(replay)
+
+
+def _capacities(
+    capacity: str | None,
+    memory: str | None,
+    bytes_per_token: str | None,
+    config: Path | None,
+    dtype: str,
+    tp: int,
+) -> list[int | None]:
+    """Tokens of each pool, None for one without bound."""
+    if memory is None:
+        if bytes_per_token is not None or config is not None:
+            raise CommandError("--bytes-per-token and --config go with --memory")
+        text = "unbounded" if capacity is None else capacity
+        return option_value("--capacity", lambda text: parse_list(parse_tokens, text), text)
+    if capacity is not None:
+        raise CommandError("expected --capacity or --memory, got both")
+    if (bytes_per_token is None) == (config is None):
+        raise CommandError("--memory needs what a token costs: --bytes-per-token or --config")
+    budgets = option_value("--memory", lambda text: parse_list(parse_bytes, text), memory)
+    if config is not None:
+        cost = _cost_by_config(config, dtype, tp)
+    else:
+        cost = option_value("--bytes-per-token", parse_bytes, bytes_per_token or "")
+    if cost < 1 or min(budgets) < cost:
+        raise CommandError(f"--memory: {min(budgets):,} bytes hold no token of {cost:,} bytes")
+    return [budget // cost for budget in budgets]
+
+
+def _cost_by_config(config: Path, dtype: str, tp: int) -> int:
+    try:
+        return KVCacheLayout.from_config(config, tp_size=tp).bytes_per_token(dtype)
+    except OSError as error:
+        raise CommandError(f"--config: cannot read {config}: {error.strerror}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CommandError(f"--config {config}: {error}") from None
+
+
+def _cells(capacities: list[int | None], page_size: str, policy: str) -> list[Cell]:
+    page_sizes = option_value("--page-size", lambda text: parse_list(_page_size, text), page_size)
+    policies = option_value("--policy", lambda text: parse_list(str, text), policy)
+    try:
+        return grid(capacities, page_sizes, policies)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def _page_size(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"expected tokens per page such as 16, got {text!r}")
+    return int(text)
+
+
+def _check_plot(path: Path, cells: list[Cell]) -> None:
+    """Before a long replay: what would fail after it."""
+    if all(cell.capacity is None for cell in cells):
+        raise CommandError("--plot needs capacities to plot against: --capacity 1M,3M,10M")
+    if path.suffix.lower() not in PICTURES:
+        raise CommandError(f"--plot writes {', '.join(PICTURES)}, got {path}")
+    if not path.absolute().parent.is_dir():
+        raise CommandError(f"--plot: no such directory: {path.absolute().parent}")
+    if find_spec("matplotlib") is None:
+        raise CommandError("--plot needs matplotlib: pip install 'kvpool[cli]'")
+
+
+def _draw(report: ReplayReport, path: Path) -> None:
+    try:
+        draw(report, path)
+    except OSError as error:
+        raise CommandError(f"--plot: cannot write {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CommandError(f"--plot: {error}") from None

@@ -1,0 +1,163 @@
+"""What a replay shows: a bar while it runs, and tables at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from kvpool.cli.output import Cell, console, error_console, print_table
+from kvpool.replay import Progress as News
+from kvpool.replay import ReplayReport
+
+_UNITS = (("G", 10**9), ("M", 10**6), ("k", 10**3))
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[News], None]]:
+    """A bar on stderr over all passes, with the rate and the hit rate; nothing in a pipe."""
+    err = error_console()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("reading", total=None, rate="")
+
+        def show(news: News) -> None:
+            share = min(1.0, news.pass_bytes / news.file_bytes) if news.file_bytes else 0.0
+            done = news.passes + (share if news.passes < news.num_passes else 0.0)
+            rate = f"{news.num_requests / news.seconds:,.0f} requests/s" if news.seconds else ""
+            if news.hit_rate is not None:
+                rate += f", hit rate {news.hit_rate:.3f}"
+            bar.update(
+                task,
+                description="reading" if news.cell is None else f"{news.cell}",
+                completed=done,
+                total=news.num_passes,
+                rate=rate,
+            )
+
+        yield show
+
+
+def show_report(report: ReplayReport) -> None:
+    """Print what was found."""
+    out = console()
+    out.print(Text(_about(report)), soft_wrap=True)
+    columns, rows = _figures(report)
+    if not rows:
+        return
+    print_table("", columns, rows)
+    for line in _remarks(report):
+        out.print(Text(line), soft_wrap=True)
+    for result in report.results:
+        if result.losses:
+            out.print(Text(f"\nLost most at {result.cell}:", style="bold"), soft_wrap=True)
+        for loss in result.losses:
+            text = (
+                f"line {loss.line}, request {loss.request_id}: found {loss.matched_tokens:,} of "
+            )
+            text += f"{loss.prompt_tokens:,} tokens"
+            if loss.unbounded_tokens is not None:
+                text += f", where an unbounded pool finds {loss.unbounded_tokens:,}"
+            out.print(Text(f"{text}. {loss.explanation}"), soft_wrap=True)
+
+
+def _about(report: ReplayReport) -> str:
+    options = report.options
+    text = f"{report.trace}: {report.num_requests:,} requests, {report.prompt_tokens:,} prompt"
+    text += (
+        " tokens (outputs left out)"
+        if options["prompts_only"]
+        else f" and {report.output_tokens:,} output tokens"
+    )
+    if options["window"] > 1:
+        text += f"; up to {options['window']} in flight"
+        text += "" if options["checkpoint"] else ", prompts shared at their end only"
+    for name, values in _settings(report).items():
+        if len(values) == 1:
+            text += f"; {name} {values.pop()}"
+    return text
+
+
+def _settings(report: ReplayReport) -> dict[str, set[Cell]]:
+    """Page sizes and policies of the cells; what has one value only needs no column."""
+    bounded = [result.cell for result in report.results if result.cell.capacity is not None]
+    return {
+        "page size": {result.cell.page_size for result in report.results},
+        "policy": {cell.policy for cell in bounded},
+    }
+
+
+def _figures(report: ReplayReport) -> tuple[list[str], list[list[Cell]]]:
+    """A table that fits 80 columns with all but the policy."""
+    shown = [name for name, values in _settings(report).items() if len(values) > 1]
+    rows: list[list[Cell]] = []
+    for result in report.results:
+        cell = result.cell
+        policy = "-" if cell.capacity is None else cell.policy
+        settings = {"page size": str(cell.page_size), "policy": policy}
+        bound = report.bounds.get(cell.page_size)
+        rows.append(
+            [
+                "unbounded" if cell.capacity is None else _short(cell.capacity),
+                *(settings[name] for name in shown),
+                result.hit_rate,
+                result.mean_hit_rate,
+                None if bound is None else bound.hit_rate,
+                _short(result.evicted_pages),
+                _short(result.peak_pages),
+                _whole(result.bookkeeping_requests_per_s),
+            ]
+        )
+    names = ["page" if name == "page size" else name for name in shown]
+    return ["capacity", *names, "hits", "mean", "bound", "evicted", "peak", "calls/s"], rows
+
+
+def _remarks(report: ReplayReport) -> Iterator[str]:
+    yield (
+        "hits: found of all prompt tokens; mean: of each prompt, over the requests; bound: hits "
+        "if nothing were evicted; evicted, peak: pages; calls/s: requests a second in kvpool alone"
+    )
+    for result in report.results:
+        if not result.complete:
+            count = result.num_requests + result.too_large
+            yield f"{result.cell}: interrupted after {count:,} requests"
+        if result.too_large:
+            yield (
+                f"{result.cell}: {result.too_large:,} requests larger than the pool "
+                f"({result.too_large_tokens:,} prompt tokens) are left out"
+            )
+        if result.waited:
+            yield f"{result.cell}: {result.waited:,} requests waited for room"
+    worst = max(report.results, key=lambda result: result.cut_tokens)
+    if worst.cut_tokens:
+        yield (
+            f"{worst.cell}: {worst.cut_requests:,} prompts cached to their end had "
+            f"{worst.cut_tokens:,} tokens computed again, for the logits of their last position; "
+            f"without, hits {worst.uncut_hit_rate:.5f}"
+        )
+    seconds = sum(result.seconds for result in report.results)
+    total = sum(result.num_requests for result in report.results)
+    yield f"{total:,} requests in {seconds:.1f} s, with reading and making tokens"
+
+
+def _whole(rate: float | None) -> int | None:
+    return None if rate is None else round(rate)
+
+
+def _short(count: int) -> str:
+    """A count in about three digits: ``250k``, ``7.87M``; small ones as they are."""
+    if count < 10_000:
+        return f"{count:,}"
+    unit, size = next(unit for unit in _UNITS if count >= unit[1])
+    return f"{count / size:.3g}{unit}" if count < 999.5 * size else f"{count / size:,.0f}{unit}"

@@ -1,0 +1,94 @@
+"""How a trace is replayed, and where a replay stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvpool.replay.cell import Cell
+from kvpool.replay.lines import MAX_REQUEST_TOKENS
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How a trace is replayed.
+
+    Attributes
+    ----------
+    window : int
+        Requests in flight at most; the oldest ends first.
+    checkpoint : bool
+        With more than one in flight: publish each prompt when it has been computed, so that the
+        requests beside it share it. Off: at the end of its request.
+    prompts_only : bool
+        Leave the outputs out.
+    block_size : int
+        Prompt tokens of one hash id.
+    limit : int or None
+        Only the first so many requests.
+    strict : bool
+        A malformed line is an error; else it is counted, and skipped.
+    bound : bool
+        Replay each page size without bound too. Its memory grows with the trace.
+    explain : int
+        In each cell, say of so many requests, those that lost most, why they did. The
+        memory grows with the trace: what is evicted is remembered.
+    keep_matches : bool
+        Keep what every request matched.
+
+    Raises
+    ------
+    ValueError
+        A number out of range.
+    """
+
+    window: int = 32
+    checkpoint: bool = True
+    prompts_only: bool = False
+    block_size: int = 512
+    limit: int | None = None
+    strict: bool = False
+    bound: bool = True
+    explain: int = 0
+    keep_matches: bool = False
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1 request, got {self.window}")
+        if not 1 <= self.block_size <= MAX_REQUEST_TOKENS:
+            raise ValueError(
+                f"block_size must be in 1 .. {MAX_REQUEST_TOKENS:,}, got {self.block_size}"
+            )
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1 request, got {self.limit}")
+        if self.explain < 0:
+            raise ValueError(f"explain must be at least 0 requests, got {self.explain}")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a replay stands.
+
+    Attributes
+    ----------
+    cell : Cell or None
+        What is replayed now; None while the trace is read for the first time.
+    passes, num_passes : int
+        Passes over the file that are done, and all of them.
+    pass_bytes, file_bytes : int
+        How far the pass is, and where it ends; the first pass may end before.
+    num_requests : int
+        Requests of this pass so far.
+    seconds : float
+        Of this pass so far.
+    hit_rate : float or None
+        Of this cell so far.
+    """
+
+    cell: Cell | None
+    passes: int
+    num_passes: int
+    pass_bytes: int
+    file_bytes: int
+    num_requests: int
+    seconds: float
+    hit_rate: float | None
