@@ -53,7 +53,7 @@ cdef class EvictionHistory:
 
     cdef void begin(self, int16_t cause, int64_t request) noexcept nogil
     cdef void keep(self, NodeArena arena, node_t n, Py_ssize_t num_pages) noexcept nogil
-    cdef Evicted *oldest(self) noexcept nogil
+    cdef Evicted *at(self, Py_ssize_t k) noexcept nogil
     cdef bint grow(self) noexcept nogil
     cdef void forget_oldest(self) noexcept nogil
     cdef void forget_all(self) noexcept nogil

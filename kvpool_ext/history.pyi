@@ -1,5 +1,4 @@
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from kvpool_ext.runs import TokenRuns
 
@@ -15,7 +14,7 @@ class EvictionHistory:
     def __init__(self, runs: TokenRuns, page_size: int, max_pages: int) -> None: ...
     def trace(
         self,
-        tokens: NDArray[np.int32],
+        tokens: Any,
         num_live: int,
         num_pages: int,
         ends: dict[int, int],

@@ -19,7 +19,8 @@ import numpy as np
 cimport numpy as cnp
 
 from kvpool_ext.arena cimport Node, NodeArena
-from kvpool_ext.runs cimport TokenRuns, run_bytes
+from kvpool_ext.runs cimport UNIT, TokenRuns, run_bytes
+from kvpool_ext.tokens cimport borrow_tokens
 from kvpool_ext.types cimport node_t, token_t
 
 cnp.import_array()
@@ -32,6 +33,7 @@ cdef extern from *:
     #else
     #define KVPOOL_CLOCK CLOCK_MONOTONIC
     #endif
+    static inline void kvpool_prefetch(const void *memory) { __builtin_prefetch(memory, 1); }
     static inline long long kvpool_now_ns(void) {
         struct timespec now;
         clock_gettime(KVPOOL_CLOCK, &now);
@@ -39,6 +41,7 @@ cdef extern from *:
     }
     """
     int64_t kvpool_now_ns() noexcept nogil
+    void kvpool_prefetch(const void *memory) noexcept nogil
 
 cdef enum:
     WHOLE = 1 << 16        # tokens
@@ -75,7 +78,7 @@ cdef class EvictionHistory:
         Evicted pages to remember at most.
     """
 
-    def __cinit__(self, TokenRuns runs, Py_ssize_t page_size, Py_ssize_t max_pages):
+    def __cinit__(self, TokenRuns runs not None, Py_ssize_t page_size, Py_ssize_t max_pages):
         self.runs = runs
         self.page_size = page_size
         self.max_pages = max_pages
@@ -94,9 +97,17 @@ cdef class EvictionHistory:
 
     cdef void begin(self, int16_t cause, int64_t request) noexcept nogil:
         """Say on whose account the pages go that are evicted from now on."""
+        cdef Evicted *record
+        cdef Py_ssize_t k
         self.cause = cause
         self.request = request
         self.now_ns = kvpool_now_ns()
+        # A claim takes two runs or so, and as many are given back for them: their headers, and those of the blocks
+        # behind, come into the cache while the victims are looked for. It halves what the history costs a bind.
+        for k in range(min(2, self.num_records)):
+            record = self.at(k)
+            kvpool_prefetch(<char *>record.run - UNIT)
+            kvpool_prefetch(record.run + record.num_pages * self.page_size - record.num_head)
 
     cdef void keep(self, NodeArena arena, node_t n, Py_ssize_t num_pages) noexcept nogil:
         """Remember the last `num_pages` of node `n`, which go next: all of them or its tail. O(1).
@@ -150,7 +161,7 @@ cdef class EvictionHistory:
                 record.run = run if run != NULL else record.run
 
     cdef void forget_oldest(self) noexcept nogil:
-        cdef Evicted *record = self.oldest()
+        cdef Evicted *record = self.at(0)
         self.runs.give(record.run)
         self.num_pages -= record.num_pages
         self.num_records -= 1
@@ -173,14 +184,15 @@ cdef class EvictionHistory:
         self.dead_roots[handle] = extra_key, self.evicted_pages
         if len(self.dead_roots) > 2 * self.max_records:
             # Those that outlived a record of theirs; each other one has lost them all.
-            oldest = self.oldest().evicted_pages if self.num_records > 0 else self.evicted_pages
+            oldest = self.at(0).evicted_pages if self.num_records > 0 else self.evicted_pages
             self.dead_roots = {
                 root: (key, died) for root, (key, died) in self.dead_roots.items() if died > oldest
             }
         return 0
 
-    cdef Evicted *oldest(self) noexcept nogil:
-        cdef Py_ssize_t i = self.next_record - self.num_records
+    cdef Evicted *at(self, Py_ssize_t k) noexcept nogil:
+        """Record `k` of those that are remembered, from the oldest on."""
+        cdef Py_ssize_t i = self.next_record - self.num_records + k
         return &self.ring[i if i >= 0 else i + self.ring_size]
 
     cdef bint grow(self) noexcept nogil:
@@ -214,15 +226,15 @@ cdef class EvictionHistory:
 
     # ---- looking
 
-    def trace(self, cnp.ndarray tokens, Py_ssize_t num_live, Py_ssize_t num_pages, ends, extra_key):
+    def trace(self, tokens, Py_ssize_t num_live, Py_ssize_t num_pages, ends, extra_key):
         """Which pages of a prompt stood in the tree behind those that match, and where they went; changes nothing.
 
         O(records + tokens compared).
 
         Parameters
         ----------
-        tokens : ndarray
-            int32 ``[n]``, contiguous, with ``n >= num_pages * page_size``.
+        tokens : sequence of int
+            ``[n]`` with ``n >= num_pages * page_size``; an int32 array is read in place.
         num_live, num_pages : int
             Pages that match now, and pages that may match at all.
         ends : dict
@@ -237,41 +249,49 @@ cdef class EvictionHistory:
             ``(start, end, cause, request, when_ns, pages_since)`` for pages ``[start, end)`` of the prompt, one after
             the other from `num_live` on. ``pages_since``: what eviction took since then, these pages among it.
         """
-        cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(tokens)
-        cdef Py_ssize_t reach = num_live, i = self.next_record, start, count
+        cdef cnp.ndarray array = borrow_tokens(tokens)
+        cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
+        cdef Py_ssize_t reach = num_live, i, start, count
         cdef Evicted *record
         cdef uint8_t filter[FILTER]
+        if num_pages * self.page_size > cnp.PyArray_DIM(array, 0):
+            raise ValueError(f"{cnp.PyArray_DIM(array, 0)} tokens fill no {num_pages} pages of {self.page_size}")
         memset(filter, 0, FILTER)
-        places = dict(ends)
-        places.update((root, 0) for root, (key, _) in self.dead_roots.items() if key == extra_key)
+        places = {root: 0 for root, (key, _) in self.dead_roots.items() if key == extra_key} | ends
         for handle in places:
             filter[handle % FILTER] = 1
+        # Flat, so that the loop makes nothing that could run the collector, and with it a clean-up that evicts.
         found = []
-        for _ in range(self.num_records):
-            i = i - 1 if i > 0 else self.ring_size - 1
-            record = &self.ring[i]
+        for i in range(self.num_records - 1, -1, -1):
+            record = self.at(i)
             if not filter[record.above % FILTER]:
                 continue
             place = places.get(record.above)
             if place is None:
                 continue
             start = place
+            if not 0 <= start <= num_pages:
+                raise ValueError(f"an end at page {start} is none of the {num_pages} pages asked about")
             count = self.common(record, data + start * self.page_size, num_pages - start)
             if start + count > reach:
                 # Tail first: what the record has beyond `count` was gone before.
-                since = self.evicted_pages - record.evicted_pages - record.num_pages + count
-                found.append((reach, start + count, record.cause, record.request, record.when_ns, since))
+                found.append(reach)
+                found.append(start + count)
+                found.append(record.cause)
+                found.append(record.request)
+                found.append(record.when_ns)
+                found.append(self.evicted_pages - record.evicted_pages - record.num_pages + count)
                 reach = start + count
             if count == record.num_pages:
                 places[record.node] = start + count
                 filter[record.node % FILTER] = 1
             else:
                 places.pop(record.node, None)
-        return found
+        return [tuple(found[i:i + 6]) for i in range(0, len(found), 6)]
 
     def reach(self):
         """How far back it goes: ``(evicted pages remembered, when_ns of the oldest, or None without any)``."""
-        return self.num_pages, self.oldest().when_ns if self.num_records > 0 else None
+        return self.num_pages, self.at(0).when_ns if self.num_records > 0 else None
 
     def clock(self):
         """The clock of the records now, ns."""
@@ -279,21 +299,20 @@ cdef class EvictionHistory:
 
     def memory(self):
         """Bytes of the records, and of the runs that they hold."""
-        cdef Py_ssize_t i = self.next_record, total = 0
-        for _ in range(self.num_records):
-            i = i - 1 if i > 0 else self.ring_size - 1
-            total += run_bytes(self.ring[i].run)
+        cdef Py_ssize_t total = 0, i
+        for i in range(self.num_records):
+            total += run_bytes(self.at(i).run)
         return self.ring_size * <Py_ssize_t>sizeof(Evicted), total
 
     def check(self):
         """Count the remembered pages again; RuntimeError says what is out of sync."""
-        cdef Py_ssize_t i = self.next_record, total = 0, first = self.evicted_pages
-        for _ in range(self.num_records):
-            i = i - 1 if i > 0 else self.ring_size - 1
-            if self.ring[i].evicted_pages >= first:
+        cdef Py_ssize_t total = 0, i
+        cdef int64_t end = 0
+        for i in range(self.num_records):
+            if self.at(i).evicted_pages < end:
                 raise RuntimeError(f"record {i} of the evicted prefixes is out of order")
-            first = self.ring[i].evicted_pages
-            total += self.ring[i].num_pages
+            end = self.at(i).evicted_pages + self.at(i).num_pages
+            total += self.at(i).num_pages
         if total != self.num_pages or total > self.max_pages:
             raise RuntimeError(
                 f"{total} evicted pages are remembered, {self.num_pages} are counted, {self.max_pages} is the limit"

@@ -59,27 +59,27 @@ def inquire(LedgerMoves ledger, tokens, extra_key):
         raise ValueError("the prompt is empty, expected at least one token")
     limit = (num_tokens - 1) // tree.page_size
     root = tree.root_of(key)
-    ends, nearest, evicted = {}, None, []
+    # Before the walk: what Python makes may run the collector, and with it a caller's clean-up.
+    ends, shown, nearest, evicted = {}, [], None, []
     if root != NO_NODE:
         walk = tree.walk(root, data, limit, NULL)
-        ends = path_ends(tree, walk)
+        add_ends(tree, walk, ends)
     if root != NO_NODE and (walk.num_pages < limit or limit == 0):
-        nearest = find_nearest(tree, &walk, data, num_tokens)
+        nearest = find_nearest(tree, &walk, data, num_tokens, shown)
     if tree.history is not None and walk.num_pages < limit:
         evicted = tree.history.trace(array, walk.num_pages, limit, ends, key)
     return Inquiry(
-        limit * tree.page_size, walk.num_pages * tree.page_size, nearest, evicted,
+        key, limit * tree.page_size, walk.num_pages * tree.page_size, nearest, evicted,
         find_other(tree, root, data, walk.num_pages, limit),
         find_bound(ledger, key, ends, data, num_tokens, walk.num_pages),
     )
 
 
-cdef dict path_ends(RadixCache tree, Walk walk):
+cdef int add_ends(RadixCache tree, Walk walk, dict ends) except -1:
     """Handle -> pages down to its end, of each node that a walk passed as a whole, the root too."""
     cdef NodeArena arena = tree.arena
     cdef node_t n = walk.node
     cdef Py_ssize_t depth = walk.num_pages
-    ends = {}
     if tree.ends_inside(&walk):
         depth -= walk.node_pages
         n = arena.nodes[n].parent
@@ -87,7 +87,7 @@ cdef dict path_ends(RadixCache tree, Walk walk):
         ends[arena.handle_of(n)] = depth
         depth -= arena.nodes[n].num_pages
         n = arena.nodes[n].parent
-    return ends
+    return 0
 
 
 cdef Py_ssize_t common_tokens(const token_t *a, const token_t *b, Py_ssize_t num_tokens) noexcept nogil:
@@ -97,14 +97,17 @@ cdef Py_ssize_t common_tokens(const token_t *a, const token_t *b, Py_ssize_t num
     return i
 
 
-cdef object find_nearest(RadixCache tree, Walk *walk, const token_t *tokens, Py_ssize_t num_tokens):
-    """What the tree has where a walk of `tokens` left it, or None."""
+cdef object find_nearest(
+    RadixCache tree, Walk *walk, const token_t *tokens, Py_ssize_t num_tokens, list shown
+):
+    """What the tree has where a walk of `tokens` left it, or None; `shown` is an empty list for it."""
     cdef NodeArena arena = tree.arena
-    cdef Py_ssize_t start = walk.num_pages * tree.page_size, common, best = -1, num_branches = 0, offset = 0, end
+    cdef Py_ssize_t start = walk.num_pages * tree.page_size, common, best = -1, num_branches = 0, offset = 0, end, i
     cdef Py_ssize_t room = min(num_tokens - start, tree.page_size)
     cdef const token_t *rest = tokens + start
     cdef node_t n, found = NO_NODE
     cdef Node *node
+    cdef int32_t lock_ref
     if tree.ends_inside(walk):
         found, num_branches = walk.node, 1
         offset = walk.node_pages * tree.page_size
@@ -122,8 +125,12 @@ cdef object find_nearest(RadixCache tree, Walk *walk, const token_t *tokens, Py_
         return None
     node = &arena.nodes[found]
     end = start - offset + (node.num_pages + pages_below(arena, found)) * tree.page_size
-    shown = [node.tokens[i] for i in range(offset + best, min(offset + best + SHOWN, node.num_pages * tree.page_size))]
-    return Nearest(start + best, tuple(shown), end, num_branches, node.lock_ref)
+    lock_ref = node.lock_ref
+    offset += best
+    room = min(<Py_ssize_t>SHOWN, node.num_pages * tree.page_size - offset)
+    for i in range(room):
+        shown.append(node.tokens[offset + i])
+    return Nearest(start + best, tuple(shown), end, num_branches, lock_ref)
 
 
 cdef Py_ssize_t pages_below(NodeArena arena, node_t top) except -1:
@@ -167,9 +174,12 @@ cdef object find_other(RadixCache tree, node_t own, const token_t *tokens, Py_ss
     cdef Py_ssize_t best = num_pages, found
     cdef node_t root
     answer = None
-    for key, index in tree.roots.items():
-        root = index
-        if root == own or limit <= best:
+    if num_pages == limit:
+        return answer
+    # A copy, for the same reason, and each is looked up again.
+    for key in list(tree.roots):
+        root = tree.root_of(key)
+        if root == own or root == NO_NODE:
             continue
         found = tree.walk(root, tokens, limit, NULL).num_pages
         if found > best:
@@ -186,9 +196,9 @@ cdef object find_bound(
     cdef PageLease lease
     cdef node_t n
     answer = None
-    for each in ledger.leases.values():
+    for each in list(ledger.leases.values()):
         lease = each
-        if lease.known == NULL or lease.extra_key != key or not ledger.may_publish(lease):
+        if not lease.live or lease.known == NULL or lease.extra_key != key or not ledger.may_publish(lease):
             continue
         matched = lease.matched_pages
         if matched > 0:

@@ -185,6 +185,8 @@ class Inquiry(NamedTuple):
 
     Attributes
     ----------
+    extra_key : str, bytes, int or None
+        The namespace, as the tree knows it.
     limit_len, cached_len : int
         Tokens that may match at all, and that are cached, whole pages.
     nearest : Nearest or None
@@ -197,6 +199,7 @@ class Inquiry(NamedTuple):
         ``(tag, tokens)`` of the lease that would match most if it were cached, if that is more.
     """
 
+    extra_key: str | bytes | int | None
     limit_len: int
     cached_len: int
     nearest: Nearest | None

@@ -161,6 +161,7 @@ def test_explain_has_fields_for_programs(pool):
     assert set(found) == names | {"evicted_len", "text"}
     assert found["text"] == str(why)
     assert found["other_namespace"] == {"extra_key": "b'a'", "match_len": 64}
+    assert json.dumps(pool.explain(range(100), np.int64(3)).as_dict()["extra_key"]) == "3"
     with pytest.raises(dataclasses.FrozenInstanceError):
         why.reason = "whole"
 

@@ -133,6 +133,16 @@ def test_namespaces_that_come_and_go_are_forgotten_in_the_end():
     assert tree.history.trace(np.array([150], np.int32), 0, 1, {}, 150) == []
 
 
+def test_trace_of_fewer_tokens_than_pages_is_refused():
+    tree = RadixCache(4, num_pages=10, eviction_history=40)
+    with pytest.raises(ValueError, match="7 tokens fill no 2 pages of 4"):
+        tree.history.trace(np.arange(7), 0, 2, {}, None)
+    grow(tree, range(8))
+    tree.evict(8)
+    with pytest.raises(ValueError, match="an end at page 3 is none of the 1 pages asked about"):
+        tree.history.trace(np.arange(7), 0, 1, {root_of(tree): 3}, None)
+
+
 def test_tree_on_its_own_remembers_nothing_unless_told():
     assert RadixCache(4).history is None
     assert RadixCache(4, eviction_history=3).history is None  # less than a page

@@ -87,7 +87,7 @@ def explain(ledger: PageLedger, prompt: Any, extra_key: ExtraKey, reuse: bool) -
         matched_len=found.cached_len if reuse else 0,
         cached_len=found.cached_len,
         page_size=page_size,
-        extra_key=extra_key,
+        extra_key=found.extra_key,
         policy=ledger.tree.eviction,
         nearest=nearest,
         evicted=_evicted(found, page_size, now),
