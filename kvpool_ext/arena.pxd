@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from kvpool_ext.runs cimport TokenRuns
 from kvpool_ext.types cimport node_t, page_t, token_t
@@ -18,9 +18,8 @@ ctypedef struct Node:
     uint32_t key_hash      # of (parent, first page)
     int32_t rank           # index of its class
     uint32_t generation    # of the handle; odd while the node lives
-    uint32_t entry_low     # when it entered its class, under fifo: 48 bits never run out
-    uint16_t entry_high
-    uint16_t flags         # of NodeFlag
+    uint32_t entry_low     # when it entered its class, under fifo, as `entry_of` says it: 48 bits never run out
+    uint32_t flags         # of NodeFlag; the upper half is the upper part of its entry
 
 
 cdef enum NodeFlag:
@@ -32,7 +31,12 @@ cdef enum NodeFlag:
 
 
 cdef inline uint64_t entry_of(const Node *node) noexcept nogil:
-    return <uint64_t>node.entry_high << 32 | node.entry_low
+    return <uint64_t>(node.flags >> 16) << 32 | node.entry_low
+
+
+cdef inline void set_entry(Node *node, uint64_t entry) noexcept nogil:
+    node.flags = node.flags & 0xFFFF | <uint32_t>(entry >> 32) << 16
+    node.entry_low = <uint32_t>entry
 
 
 cdef class NodeArena:

@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from kvpool_ext.arena cimport IS_LINKED, Node, NodeArena
 from kvpool_ext.types cimport NO_NODE, node_t
@@ -77,4 +77,4 @@ cdef inline void unlink(Node *nodes, EvictionClass *classes, node_t n) noexcept 
         nodes[node.newer].older = node.older
     else:
         cls.newest = node.older
-    node.flags &= ~IS_LINKED
+    node.flags &= ~<uint32_t>IS_LINKED

@@ -31,7 +31,7 @@ wait already: leaves that were let go after eviction had passed them, and have n
 Nodes that a reset detached are no longer cached: they go first, in the order of their last unlocks, by any policy.
 """
 cimport cython
-from libc.stdint cimport int32_t, uint16_t, uint32_t
+from libc.stdint cimport int32_t, uint32_t
 from libc.stdlib cimport free, realloc
 
 from kvpool_ext.arena cimport (
@@ -42,6 +42,7 @@ from kvpool_ext.arena cimport (
     Node,
     NodeArena,
     entry_of,
+    set_entry,
 )
 from kvpool_ext.classes cimport (
     DETACHED_RANK,
@@ -147,8 +148,7 @@ cdef class EvictionOrder(ClassRing):
     cdef void on_split(self, node_t upper, node_t n) noexcept nogil:
         """`upper` has the head of what `n` had, and is its parent now."""
         self.join_class(upper, self.nodes[n].rank)
-        self.nodes[upper].entry_low = self.nodes[n].entry_low
-        self.nodes[upper].entry_high = self.nodes[n].entry_high
+        set_entry(&self.nodes[upper], entry_of(&self.nodes[n]))
         # Where `n` was passed, `upper` was as well: it has a child.
         if self.nodes[n].flags & IS_LINKED:
             link_newer_than(self.nodes, self.classes, upper, n)
@@ -248,8 +248,7 @@ cdef class EvictionOrder(ClassRing):
     cdef void enter(self, node_t n) noexcept nogil:
         """Link `n`, on no list, as what came last."""
         self.num_entries += 1
-        self.nodes[n].entry_low = <uint32_t>self.num_entries
-        self.nodes[n].entry_high = <uint16_t>(self.num_entries >> 32)
+        set_entry(&self.nodes[n], self.num_entries)
         link_newest(self.nodes, self.classes, n)
 
     cdef node_t pass_by(self, int32_t rank) noexcept nogil:
@@ -288,7 +287,7 @@ cdef class EvictionOrder(ClassRing):
 
     cdef void stop_waiting(self, node_t n) noexcept nogil:
         cdef Py_ssize_t place = self.nodes[n].older
-        self.nodes[n].flags &= ~IS_WAITING
+        self.nodes[n].flags &= ~<uint32_t>IS_WAITING
         self.num_waiting -= 1
         if place < self.num_waiting:
             self.settle(place, self.waiting[self.num_waiting])
