@@ -10,17 +10,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from kvpool_ext.runs cimport UNIT, TokenRuns
-from kvpool_ext.types cimport NO_NODE, node_t, token_t
-
-cdef extern from *:
-    """
-    #if defined(__GNUC__) || defined(__clang__)
-    #define kvpool_prefetch(address) __builtin_prefetch(address)
-    #else
-    #define kvpool_prefetch(address) ((void)(address))
-    #endif
-    """
-    void kvpool_prefetch(const void *address) noexcept nogil
+from kvpool_ext.types cimport NO_NODE, node_t, prefetch, token_t
 
 
 @cython.no_gc
@@ -197,9 +187,9 @@ cdef class NodeArena:
         if n == NO_NODE:
             return
         node = &self.nodes[n]
-        kvpool_prefetch(<char *>node.pages - UNIT)
-        kvpool_prefetch(node.pages + node.num_pages - 1)
-        kvpool_prefetch(<char *>node.tokens - UNIT)
-        kvpool_prefetch(&self.buckets[node.key_hash & self.bucket_mask])
-        kvpool_prefetch(&self.nodes[max(node.parent, 0)])
-        kvpool_prefetch(&self.nodes[max(node.newer, 0)])
+        prefetch(<char *>node.pages - UNIT)
+        prefetch(node.pages + node.num_pages - 1)
+        prefetch(<char *>node.tokens - UNIT)
+        prefetch(&self.buckets[node.key_hash & self.bucket_mask])
+        prefetch(&self.nodes[max(node.parent, 0)])
+        prefetch(&self.nodes[max(node.newer, 0)])

@@ -21,7 +21,7 @@ cimport numpy as cnp
 from kvpool_ext.arena cimport Node, NodeArena
 from kvpool_ext.runs cimport UNIT, TokenRuns, run_bytes
 from kvpool_ext.tokens cimport borrow_tokens
-from kvpool_ext.types cimport node_t, token_t
+from kvpool_ext.types cimport node_t, prefetch, token_t
 
 cnp.import_array()
 
@@ -33,7 +33,6 @@ cdef extern from *:
     #else
     #define KVPOOL_CLOCK CLOCK_MONOTONIC
     #endif
-    static inline void kvpool_prefetch(const void *memory) { __builtin_prefetch(memory, 1); }
     static inline long long kvpool_now_ns(void) {
         struct timespec now;
         clock_gettime(KVPOOL_CLOCK, &now);
@@ -41,7 +40,6 @@ cdef extern from *:
     }
     """
     int64_t kvpool_now_ns() noexcept nogil
-    void kvpool_prefetch(const void *memory) noexcept nogil
 
 cdef enum:
     WHOLE = 1 << 16        # tokens
@@ -106,8 +104,8 @@ cdef class EvictionHistory:
         # behind, come into the cache while the victims are looked for. It halves what the history costs a bind.
         for k in range(min(2, self.num_records)):
             record = self.at(k)
-            kvpool_prefetch(<char *>record.run - UNIT)
-            kvpool_prefetch(record.run + record.num_pages * self.page_size - record.num_head)
+            prefetch(<char *>record.run - UNIT)
+            prefetch(record.run + record.num_pages * self.page_size - record.num_head)
 
     cdef void keep(self, NodeArena arena, node_t n, Py_ssize_t num_pages) noexcept nogil:
         """Remember the last `num_pages` of node `n`, which go next: all of them or its tail. O(1).

@@ -1,4 +1,4 @@
-# The three integers of the tree, named once.
+# The three integers of the tree, and what all files ask of the compiler, named once.
 from libc.stdint cimport int32_t
 
 ctypedef int32_t token_t    # a token id; any int32 value is legal
@@ -16,6 +16,13 @@ cdef extern from *:
     #else
     #define KVPOOL_CHECKED 0
     #endif
+    #if defined(__GNUC__) || defined(__clang__)
+    #define kvpool_prefetch(address) __builtin_prefetch(address)
+    #else
+    #define kvpool_prefetch(address) ((void)(address))
+    #endif
     """
     # True in the debug build, where the verbs check their own structure after each change.
     const bint CHECKED "KVPOOL_CHECKED"
+    # Ask for a cache line; any address is legal.
+    void prefetch "kvpool_prefetch"(const void *address) noexcept nogil
