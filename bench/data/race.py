@@ -6,6 +6,10 @@ import statistics
 import time
 from dataclasses import dataclass
 
+# Else torch's threads spin on their cores for a while after its turn, and the next one's threads
+# find no core free.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 try:
     import torch
 except ImportError:
