@@ -53,7 +53,7 @@ $(VENV)/.made-dev: $(VENV)/.made-test
 	$(PIP) "kvpool[dev]"
 	@touch $@
 
-$(VENV)/.made-docs: $(VENV)/.made-dev
+$(VENV)/.made-docs: $(VENV)/.made-demo
 	$(PIP) "kvpool[docs]"
 	@touch $@
 

@@ -25,6 +25,8 @@ def main() -> None:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         sys.exit("the command line needs the extra cli: pip install 'kvpool[cli]'")
+    except KeyboardInterrupt:  # while the imports run; later the application sees to it
+        sys.exit(130)
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal lacks is a question mark then, not a traceback.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -60,9 +60,12 @@ def show_report(report: ReplayReport) -> None:
     for line in _remarks(report):
         out.print(Text(line), soft_wrap=True)
     for result in report.results:
-        if result.losses:
+        losses = [loss for loss in result.losses if loss.unbounded_tokens != loss.matched_tokens]
+        if losses:
             out.print(Text(f"\nLost most at {result.cell}:", style="bold"), soft_wrap=True)
-        for loss in result.losses:
+        elif result.losses:
+            out.print(f"\nAt {result.cell} no request lost anything.", soft_wrap=True)
+        for loss in losses:
             text = (
                 f"line {loss.line}, request {loss.request_id}: found {loss.matched_tokens:,} of "
             )

@@ -45,9 +45,7 @@ class Cell:
             raise ValueError(
                 f"a capacity of {self.capacity:,} tokens holds no page of {self.page_size:,}"
             )
-        if self.policy not in EVICTION_POLICIES:
-            names = ", ".join(EVICTION_POLICIES)
-            raise ValueError(f"policy must be one of {names}, got {self.policy!r}")
+        check_policy(self.policy)
         if self.capacity is None and self.policy != "lru":
             raise ValueError(
                 f"a pool without bound evicts nothing: leave its policy out, got {self.policy!r}"
@@ -84,6 +82,13 @@ class Cell:
         return num_pages
 
 
+def check_policy(policy: str) -> None:
+    """ValueError if no pool knows this policy."""
+    if policy not in EVICTION_POLICIES:
+        names = ", ".join(EVICTION_POLICIES)
+        raise ValueError(f"policy must be one of {names}, got {policy!r}")
+
+
 def grid(
     capacities: Iterable[int | None], page_sizes: Iterable[int], policies: Sequence[str] = ("lru",)
 ) -> list[Cell]:
@@ -91,7 +96,14 @@ def grid(
 
     >>> [str(cell) for cell in grid([1000, None], [16])]
     ['1,000 tokens, page size 16, lru', 'unbounded, page size 16']
+
+    Raises
+    ------
+    ValueError
+        No such policy, also where no capacity is there for it to matter.
     """
+    for policy in policies:
+        check_policy(policy)
     cells = (
         Cell(capacity, page_size, "lru" if capacity is None else policy)
         for page_size, policy, capacity in product(page_sizes, policies, capacities)

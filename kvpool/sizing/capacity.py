@@ -183,11 +183,11 @@ def _why_nothing_fits(model: Model, setting: Setting, dtypes: Sequence[str]) -> 
         for option, value, changed in _ways_out(setting)
         if _fits(model, changed, dtypes)
     ]
-    ways = f"{found[0]} would do" if found else "no number of ranks up to 64 would do"
+    ways = f"{found[0]} would do; or take" if found else "up to 64 ranks do not help: take"
     return (
         f"not one page of {setting.page_size} tokens fits: weights of {weights:,} bytes and a "
         f"context of {setting.context:,} on each rank, in a static region of "
-        f"{setting.static_budget:,} ({setting.mem_fraction} of {setting.total:,}); {ways}, or a "
+        f"{setting.static_budget:,} bytes ({setting.mem_fraction} of {setting.total:,}); {ways} a "
         "GPU with more memory, or weights of a smaller dtype"
     )
 
