@@ -152,6 +152,7 @@ def test_memory_is_turned_into_tokens(trace, tmp_path):
         (["--page-size", "0"], "page_size must be in 1"),
         (["--policy", "mru", "--capacity", "1k"], "policy must be one of lru"),
         (["--policy", "mru"], "policy must be one of lru"),
+        (["--policy", "lru,lfu"], "say a --capacity too"),
         (["--window", "0"], "window must be at least 1"),
         (["--limit", "0"], "limit must be at least 1"),
         (["--block-size", "0"], "block_size must be in 1"),

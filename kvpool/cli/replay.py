@@ -198,9 +198,14 @@ def _cells(capacities: list[int | None], page_size: str, policy: str) -> list[Ce
     page_sizes = option_value("--page-size", lambda text: parse_list(_page_size, text), page_size)
     policies = option_value("--policy", lambda text: parse_list(str, text), policy)
     try:
-        return grid(capacities, page_sizes, policies)
+        cells = grid(capacities, page_sizes, policies)
     except ValueError as error:
         raise CommandError(str(error)) from None
+    if capacities == [None] and policies != [EVICTION_POLICIES[0]]:
+        raise CommandError(
+            f"--policy {policy}: a pool without bound evicts nothing: say a --capacity too"
+        )
+    return cells
 
 
 def _page_size(text: str) -> int:
