@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -59,12 +60,25 @@ def draw_svg(picture: PoolPicture, cells: Cells) -> str:
         "</g>",
         "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return _in_light("\n".join(parts) + "\n")
+
+
+def _fills() -> dict[str, tuple[str, str]]:
+    """Colours of each class, in light and dark mode."""
+    fills = {look.css: (look.light, look.dark) for look in (*OF_STATE.values(), *PRIVATE)}
+    return fills | {"kv-paper": PAPER, "kv-ink": INK, "kv-dim": DIM}
+
+
+def _in_light(svg: str) -> str:
+    """The light mode as attributes too, for what reads no style sheet; a style sheet overrides."""
+    attributes = {name: f'fill="{light}"' for name, (light, _) in _fills().items()}
+    attributes["kv-line"] = f'fill="none" stroke="{PAPER[0]}"'
+    attributes["kv-scratch"] = f'fill="none" stroke="{DIM[0]}" stroke-width=".14"'
+    return re.sub(r'class="(kv-[\w-]+)"', lambda match: f"{match[0]} {attributes[match[1]]}", svg)
 
 
 def _style() -> str:
-    fills = {look.css: (look.light, look.dark) for look in (*OF_STATE.values(), *PRIVATE)}
-    fills |= {"kv-paper": PAPER, "kv-ink": INK, "kv-dim": DIM}
+    fills = _fills()
     light, dark = (
         "".join(f".{name}{{fill:{colours[mode]}}}" for name, colours in fills.items())
         + f".kv-line{{stroke:{PAPER[mode]}}}.kv-scratch{{stroke:{DIM[mode]}}}"
