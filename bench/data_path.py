@@ -11,13 +11,11 @@ import argparse
 import json
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import kvpool
 from bench.data import attend, moves
 from bench.data.race import on_threads, torch
-from bench.replay.machine import describe
+from bench.replay.machine import describe, versions
 
 RESULTS = Path(__file__).parent / "results"
 DTYPES = "float32", "bfloat16", "float8_e4m3fn", "float8_e5m2"
@@ -87,17 +85,6 @@ def line(row):
     )
 
 
-def versions():
-    """Package -> version, of those that are there."""
-    found = {"kvpool": kvpool.__version__}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run?")
@@ -121,7 +108,7 @@ def main(argv=None):
     print(
         "what, dtype, threads, kvpool's best, its bandwidth; others as multiples of kvpool's time"
     )
-    result = {"machine": describe(), "versions": versions(), "rows": measure(options)}
+    result = {"machine": describe(), "versions": versions(PACKAGES), "rows": measure(options)}
     if options.json:
         path = Path(options.json)
         path.parent.mkdir(parents=True, exist_ok=True)

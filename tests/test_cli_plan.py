@@ -9,18 +9,8 @@ from typer.testing import CliRunner
 from kvpool.cli import app
 from kvpool.cli.numbers import parse_bytes
 from kvpool.sizing import DEFAULT_CONTEXT_BYTES, GPUS, KV_DTYPES, SHAPES
+from tests.helpers.model_configs import LLAMA
 from tests.helpers.shell import shell
-
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "vocab_size": 100,
-    "max_position_embeddings": 2048,
-}
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import pytest
 from kvpool import Explanation
 from kvpool.errors import KVCacheStateError
 from kvpool.explain import REASONS
+from tests.helpers.pools import serve
 
 SIZE = 16
 
@@ -17,15 +18,6 @@ SIZE = 16
 def pool(make_pool):
     """Ten pages of 16 tokens."""
     return make_pool(1, 10 * SIZE, 1, 1, page_size=SIZE)
-
-
-def serve(pool, tokens, **options):
-    """Bind, write and finish a request; its id."""
-    tokens = list(tokens)
-    request = pool.bind_request(tokens, len(tokens), **options)
-    pool.mark_written(request, len(tokens))
-    pool.finish_request(request, tokens)
-    return request
 
 
 def test_explain_all_that_can_matches_is_whole(pool):

@@ -6,18 +6,9 @@ import struct
 import pytest
 
 from kvpool.sizing import SHAPES, SizingError, read_model
+from tests.helpers import model_configs
 
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "vocab_size": 100,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float16",
-}
+LLAMA = model_configs.LLAMA | {"torch_dtype": "float16"}
 
 
 @pytest.fixture

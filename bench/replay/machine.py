@@ -2,6 +2,7 @@
 
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -49,3 +50,16 @@ def _memory_gb():
         if line.startswith("MemTotal:"):
             return round(int(line.split()[1]) / 2**20, 1)
     return None
+
+
+def versions(packages):
+    """Package -> version, of those that are there."""
+    import kvpool  # not for the process of a peer
+
+    found = {"kvpool": kvpool.__version__}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -8,11 +8,9 @@ import sys
 import tempfile
 import time
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import kvpool
-from bench.replay.machine import describe
+from bench.replay.machine import describe, versions
 from bench.report.sources import ROOT, source_hash
 
 PACKAGES = "numpy", "numba", "llvmlite", "ml_dtypes", "torch", "sglang", "vllm"
@@ -37,7 +35,7 @@ def measure(pieces, results, logs, *, again=False, say=print):
             "command": piece.text,
             "source": source,
             "machine": describe() | {"kernel": platform.release()},
-            "versions": versions(),
+            "versions": versions(PACKAGES),
         }
         start = time.monotonic()
         found = run(piece, logs, say)
@@ -74,14 +72,3 @@ def run(piece, logs, say):
     for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]:
         say(f"        | {line}")
     return None
-
-
-def versions():
-    """Package -> version, of those that are there."""
-    found = {"kvpool": kvpool.__version__}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -4,6 +4,17 @@ from hypothesis import strategies as some
 
 from kvpool.sizing.parameters import FAMILIES
 
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 2048,
+}
+
 
 @some.composite
 def configs(draw, tp_size=1, kind=None):

@@ -20,6 +20,15 @@ def case_pool(make_pool, page_size, num_pages, **options):
     return make_pool(2, page_size * num_pages, 2, 8, page_size=page_size, **options)
 
 
+def serve(pool, tokens, **options):
+    """Bind, write and finish a request; its id."""
+    tokens = list(tokens)
+    request = pool.bind_request(tokens, len(tokens), **options)
+    pool.mark_written(request, len(tokens))
+    pool.finish_request(request, tokens)
+    return request
+
+
 def st(pool):
     """Free pages; tokens held by the tree; of these the unlocked and the locked ones."""
     radix = pool.radix
