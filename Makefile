@@ -23,6 +23,8 @@ SAME_IN_DEBUG := bench cli doctor dtypes fp8 gpu_check kernel layout machine_cod
 # What a flavour of the extension needs to come before the release build, in subprocesses too.
 FIRST = PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/$(1)/lib:$(CURDIR)"
 PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib ."
+# Processes that share the tests of a run; WORKERS= for none, so that -s and --pdb work.
+WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -85,13 +87,13 @@ demo: $(VENV)/.made-demo $(VENV)/.made-release ## serve chat requests with a rea
 test: test-release test-sim test-debug ## run the test suite: release build, CUDA simulator, debug build
 
 test-release: $(VENV)/.made-test $(VENV)/.made-release ## run the test suite: ARGS="-k tree -x", say
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest $(WORKERS) $(ARGS)
 
 test-sim: $(VENV)/.made-test $(VENV)/.made-release ## run the CUDA kernels in numba's simulator
-	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m "sim and not slow" tests/sim $(ARGS)
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m "sim and not slow" tests/sim $(WORKERS) $(ARGS)
 
 test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks, every verb checking itself
-	$(call PYTEST_FIRST,debug) -m "not slow" $(SAME_IN_DEBUG:%=--ignore-glob="tests/test_%*.py") $(ARGS)
+	$(call PYTEST_FIRST,debug) -m "not slow" $(SAME_IN_DEBUG:%=--ignore-glob="tests/test_%*.py") $(WORKERS) $(ARGS)
 
 test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers and torch, which it installs
 	$(PY) -m pytest tests/test_dlpack_border.py $(ARGS)
