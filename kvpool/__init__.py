@@ -10,6 +10,7 @@ except ImportError as error:
 
 from kvpool.budget import StaticKVBudget, compute_static_kv_budget
 from kvpool.errors import (
+    KVCacheCorruptionError,
     KVCacheError,
     KVCacheExhaustedError,
     KVCacheStateError,
@@ -35,6 +36,7 @@ __all__ = [
     "DecodeGraph",
     "Explanation",
     "InsertResult",
+    "KVCacheCorruptionError",
     "KVCacheError",
     "KVCacheExhaustedError",
     "KVCacheLayout",

@@ -19,6 +19,7 @@ from kvpool.page_table import PageTable
 
 if TYPE_CHECKING:
     from kvpool.interop.plans import AttentionPlan
+    from kvpool.poison.reading import CheckedPlan
     from kvpool.pool import KVCachePool
 
 
@@ -56,6 +57,7 @@ class PagedAttention:
         self._table = table
         self._causal = causal
         self._attend = attention_for_device(pool.device.kind)
+        self._guard = pool.read_guard()
         self._scale = pool.head_dim**-0.5 if scale is None else float(scale)
         if table.page_size != pool.page_size:
             raise ValueError(
@@ -77,7 +79,7 @@ class PagedAttention:
         # What `q` was at the last plan; a `q` that is the same needs no look.
         self._shape: tuple[int, ...] | None = None
         self._dtype: Any = None
-        self._flashinfer: AttentionPlan | None = None
+        self._flashinfer: AttentionPlan | CheckedPlan | None = None
         self._check_lengths()
 
     @property
@@ -118,7 +120,8 @@ class PagedAttention:
             raise ValueError(f"q has {heads} heads, no multiple of {pool.num_kv_heads} KV heads")
         if self._version != self._table.version:
             self._check_lengths()
-        workspace, found = pool.flashinfer_workspace, None
+        workspace = pool.flashinfer_workspace
+        found: AttentionPlan | CheckedPlan | None = None
         if workspace is not None and workspace.unsupported(heads, dtype) is None:
             found = workspace.plan(
                 self._table,
@@ -128,6 +131,8 @@ class PagedAttention:
                 causal=self._causal,
                 scale=self._scale,
             )
+            if self._guard is not None:
+                found = self._guard.around(found, self._table)
         self._flashinfer = found
         self._shape, self._dtype = (self._num_queries, heads, pool.head_dim), dtype
 
@@ -193,6 +198,8 @@ class PagedAttention:
                 f"{list(target.shape)} of {target.dtype}"
             )
         k_cache, v_cache = pool.layer_with_scratch(layer)
+        if self._guard is not None:
+            self._guard.check_table(layer, table)
         k_scale, v_scale = pool.layer_scales(layer)
         self._attend(
             queries,

@@ -64,3 +64,19 @@ class UnknownRequestError(KVCacheError, KeyError):
 
 class KVCacheStateError(KVCacheError, RuntimeError):
     """No state for this call: closed pool, no active step, a dead step, concurrent entry."""
+
+
+class KVCacheCorruptionError(KVCacheError, RuntimeError):
+    """A page holds what it must not: poison, or bytes that changed since they were cached.
+
+    Raised by pools in poison mode only; `kvpool.poison` says what they look at.
+
+    Attributes
+    ----------
+    page : int
+        The page, -1 where it is not about one.
+    """
+
+    def __init__(self, message: str, page: int = -1) -> None:
+        super().__init__(message)
+        self.page = page

@@ -55,7 +55,9 @@ class RequestTable(RequestCounts):
         eviction_history: int | None = None,
     ) -> None:
         super().__init__()
-        self.ledger = PageLedger(num_pages, page_size, num_layers, eviction, eviction_history)
+        self.ledger = self._make_ledger(
+            num_pages, page_size, num_layers, eviction, eviction_history
+        )
         self.page_size = page_size
         self.num_pages = num_pages
         self._by_id = self.ledger.leases
@@ -244,6 +246,8 @@ class RequestTable(RequestCounts):
         try:
             return verb(request, tokens, reuse)
         except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
             # Foreign tokens run code when they are read, and this code has ended the request.
             raise KVCacheStateError(str(error)) from None
 
@@ -286,6 +290,9 @@ class RequestTable(RequestCounts):
                     f"request {request.tag} has valid_len {valid}, expected "
                     f"{shared_len} .. {capacity}"
                 )
+
+    def _make_ledger(self, *arguments: Any) -> PageLedger:
+        return PageLedger(*arguments)
 
     def _pages(self, num_tokens: int) -> int:
         return num_pages_for_length(num_tokens, self.page_size)

@@ -43,6 +43,8 @@ cdef class PageLedger(LedgerMoves):
         Policy of the tree, as `RadixCache` takes it.
     eviction_history : int, optional
         Evicted tokens to remember, 0: none; unless told, as many as the pool holds, of more than 65,536 a sixteenth.
+    tree_class : type
+        `RadixCache`, or a subclass that follows what callers do to the tree.
     """
 
     @property

@@ -19,4 +19,6 @@ class LedgerMoves:
         num_columns: int = 1,
         eviction: str = "lru",
         eviction_history: int | None = None,
+        *,
+        tree_class: type[RadixCache] = ...,
     ) -> None: ...

@@ -23,9 +23,11 @@ cdef enum:
 cdef class LedgerMoves:
     """State and moves of a page ledger; `PageLedger` adds the verbs."""
 
-    def __cinit__(self, num_pages, page_size, num_columns=1, eviction="lru", eviction_history=None):
+    def __cinit__(
+        self, num_pages, page_size, num_columns=1, eviction="lru", eviction_history=None, *, tree_class=RadixCache
+    ):
         self.allocator = PageAllocator(num_pages)
-        self.tree = RadixCache(page_size, eviction, num_pages, eviction_history)
+        self.tree = tree_class(page_size, eviction, num_pages, eviction_history)
         self.tree.allocator = self.allocator
         self.page_size = self.tree.page_size
         self.leases = {}

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 
+from tests.unpoisoned import is_unpoisoned
+
 # Set HYPOTHESIS_PROFILE to choose: dev explores, ci repeats itself, debug shows each example.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=50, **PATIENT)
@@ -52,10 +54,18 @@ def pytest_collection_modifyitems(items):
     marks = {mark.name for item in items for mark in item.iter_markers()}
     reasons = {mark: reason for mark in sorted(marks) if (reason := why_not(mark))}
     for item in items:
+        if is_unpoisoned(item.path.stem, item.name.partition("[")[0]):
+            item.fixturenames.insert(0, "without_poison")
         for mark in item.iter_markers():
             if mark.name in reasons:
                 item.add_marker(pytest.mark.skip(reason=reasons[mark.name]))
                 break
+
+
+@pytest.fixture
+def without_poison(monkeypatch):
+    """Pools of this test are not in poison mode, whatever the environment says."""
+    monkeypatch.setenv("KVPOOL_POISON", "0")
 
 
 class PoolFactory:

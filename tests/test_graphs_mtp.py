@@ -75,5 +75,6 @@ def test_captured_speculation_gives_the_tokens_of_a_plain_eager_run(
     assert 999 not in found
     if num_prompts == 1:  # nothing shared: what is cached is what was written
         assert len(found) == written[0] // page_size * page_size
-    assert np.isfinite(captured.pools.main.key_cache.astype(np.float32)).all()
+    main = captured.pools.main
+    assert main.poison or np.isfinite(main.key_cache.astype(np.float32)).all()
     assert_ledger(captured.pools.main)

@@ -16,13 +16,14 @@ from kvpool.pool.core import DEFAULT_PAGE_SIZE
 from kvpool.pool.graphs import PoolGraphs
 from kvpool.pool.guests import PoolGuests
 from kvpool.pool.pages import PoolPages
+from kvpool.pool.poisoned import PoolPoison
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable
 
 __all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
 
 
-class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages):
+class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages, PoolPoison):
     """K and V of a model in pages, shared between requests through a radix tree.
 
     The pool is static: its buffers are allocated once, binds claim pages of them and never grow
@@ -60,6 +61,9 @@ class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages):
     eviction_history : int, optional
         Evicted tokens that `explain` can tell of, 0: none; unless told, `num_slots`, of more than
         65,536 a sixteenth. They take 4 bytes each on the host, and 88 for each run of pages.
+    poison : bool, optional
+        Poison mode, for debugging: stale reads, writes after free and unwritten hits raise
+        `KVCacheCorruptionError`. Default off, ``KVPOOL_POISON=1`` turns it on.
 
     Raises
     ------

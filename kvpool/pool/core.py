@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvpool.dtypes import KVDType, check_scale
 from kvpool.errors import KVCacheStateError
 from kvpool.graph_buffers import GraphMode
 from kvpool.layout import KVCacheLayout
+from kvpool.poison import PoisonedStep, PoisonedTable, wants_poison
 from kvpool.request import Request
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable, Step
@@ -48,6 +50,7 @@ class PoolCore:
         max_seq_len: int | None = None,
         eviction: str = "lru",
         eviction_history: int | None = None,
+        poison: bool | None = None,
     ) -> None:
         num_slots = whole_number(num_slots, "num_slots", at_least=1)
         page_size = whole_number(page_size, "page_size", at_least=1)
@@ -82,7 +85,10 @@ class PoolCore:
             self._k_scale,
             self._v_scale,
         )
-        self._requests = RequestTable(
+        self._poison = wants_poison(poison)
+        table = partial(PoisonedTable, self._storage) if self._poison else RequestTable
+        self._step_class = PoisonedStep if self._poison else Step
+        self._requests = table(
             num_slots // page_size,
             page_size,
             num_layers,
@@ -261,7 +267,7 @@ class PoolCore:
 
     def _make_step(self) -> Step:
         if self._step is None:
-            self._step = Step(
+            self._step = self._step_class(
                 self._requests,
                 self._open_storage(),
                 self._active,

@@ -18,10 +18,9 @@ from tests.oracles.twin_steps import StepVerbs
 
 
 class PoolTwin(RequestVerbs, PageVerbs, StepVerbs, ReadingVerbs):
-    def __init__(self, num_pages, page_size, *, max_words=5, eviction="lru"):
-        self.pool = KVCachePool(
-            LAYERS, num_pages * page_size, 1, HEAD_DIM, page_size=page_size, eviction=eviction
-        )
+    def __init__(self, num_pages, page_size, *, max_words=5, eviction="lru", **pool_options):
+        pool_options |= {"page_size": page_size, "eviction": eviction}
+        self.pool = KVCachePool(LAYERS, num_pages * page_size, 1, HEAD_DIM, **pool_options)
         self.model = PoolModel(num_pages, page_size, LAYERS, eviction)
         self.page_size = page_size
         self.max_words = max_words

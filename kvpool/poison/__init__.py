@@ -1,0 +1,34 @@
+"""Poison mode: a pool that shows a stale read, a use after free and an unwritten hit.
+
+A debugging mode, off by default. Free pages, and pages that were handed out but not entered yet,
+hold a NaN that nobody else writes; what the tree caches is hashed when it enters, and compared at
+each hit. Everything that notices stands beside the pool's own parts, as subclasses that a pool
+takes when it is made: without poison not a line of this package runs.
+
+==================  ==============================================================================
+page                what it holds
+==================  ==============================================================================
+free                poison, whole
+handed out          poison, whole, until a put (or `prepare` of a graph) first enters it
+entered             zeros but for what was written: a masked read may meet the rest of it
+in the tree         what was hashed
+scratch             finite, always
+==================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import os
+
+from kvpool.poison.reading import ReadGuard
+from kvpool.poison.step import PoisonedStep
+from kvpool.poison.table import PoisonedTable
+
+__all__ = ["PoisonedStep", "PoisonedTable", "ReadGuard", "wants_poison"]
+
+
+def wants_poison(poison: bool | None) -> bool:
+    """`poison`, or what ``KVPOOL_POISON`` says where it is None: on unless unset, empty or 0."""
+    if poison is None:
+        return os.environ.get("KVPOOL_POISON", "") not in ("", "0")
+    return bool(poison)
