@@ -14,6 +14,7 @@ from kvpool.errors import (
     KVCacheError,
     KVCacheExhaustedError,
     KVCacheStateError,
+    SnapshotError,
     UnknownRequestError,
 )
 from kvpool.explain import Explanation
@@ -22,6 +23,7 @@ from kvpool.layout import KVCacheLayout
 from kvpool.page_table import PageTable
 from kvpool.pool import DEFAULT_PAGE_SIZE, KVCachePool
 from kvpool.request import RequestInfo
+from kvpool.snapshot import LoadReport, SaveReport
 from kvpool.step import Step
 from kvpool_ext.eviction import EVICTION_POLICIES
 from kvpool_ext.pages import PageAllocator
@@ -42,12 +44,15 @@ __all__ = [
     "KVCacheLayout",
     "KVCachePool",
     "KVCacheStateError",
+    "LoadReport",
     "MatchResult",
     "NodeView",
     "PageAllocator",
     "PageTable",
     "RadixCache",
     "RequestInfo",
+    "SaveReport",
+    "SnapshotError",
     "StaticKVBudget",
     "Step",
     "UnknownRequestError",

@@ -54,6 +54,14 @@ def _rebuild_exhausted(message: str, fields: dict[str, int]) -> KVCacheExhausted
     return KVCacheExhaustedError(message, **fields)  # type: ignore[arg-type]
 
 
+class SnapshotError(KVCacheError, ValueError):
+    """A snapshot that cannot be used, or a pool that none can hold; says why.
+
+    Raised by `KVCachePool.load` and `KVCachePool.save`. What the file system refuses is an
+    `OSError` as everywhere.
+    """
+
+
 class UnknownRequestError(KVCacheError, KeyError):
     """A request id that is not bound: finished, unbound or never given out; none is reused."""
 

@@ -33,6 +33,7 @@ LEVELS = {
     "kvpool.requests": 5,
     "kvpool.graph_buffers": 5,
     "kvpool.step": 6,
+    "kvpool.snapshot": 6,
     "kvpool.poison": 7,
     "kvpool.graphs": 7,
     "kvpool.interop": 7,

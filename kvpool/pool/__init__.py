@@ -17,13 +17,14 @@ from kvpool.pool.graphs import PoolGraphs
 from kvpool.pool.guests import PoolGuests
 from kvpool.pool.pages import PoolPages
 from kvpool.pool.poisoned import PoolPoison
+from kvpool.pool.restarts import PoolRestarts
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable
 
 __all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
 
 
-class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages, PoolPoison):
+class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages, PoolPoison, PoolRestarts):
     """K and V of a model in pages, shared between requests through a radix tree.
 
     The pool is static: its buffers are allocated once, binds claim pages of them and never grow
