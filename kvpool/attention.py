@@ -15,6 +15,7 @@ from kvpool.device import is_torch
 from kvpool.dtypes import FLOAT_DTYPES, dtype_name
 from kvpool.errors import KVCacheStateError
 from kvpool.kernels import attention_for_device
+from kvpool.numbers import INT32_MAX, whole_number
 from kvpool.page_table import PageTable
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ class PagedAttention:
         dtype = self._dtype if q_dtype is None else q_dtype
         if heads is None or dtype is None:
             raise ValueError("the first plan needs num_q_heads and q_dtype")
-        if heads <= 0 or heads % pool.num_kv_heads:
+        heads = whole_number(heads, "num_q_heads", 0, INT32_MAX)
+        if heads == 0 or heads % pool.num_kv_heads:
             raise ValueError(f"q has {heads} heads, no multiple of {pool.num_kv_heads} KV heads")
         if self._version != self._table.version:
             self._check_lengths()
@@ -276,7 +278,14 @@ def paged_attention(
 
 
 def _csr(qo_indptr: Any, batch_size: int) -> NDArray[np.int32]:
-    found = np.ascontiguousarray(qo_indptr, dtype=np.int32)
+    given = np.asarray(qo_indptr)
+    if given.dtype.kind not in "iu":
+        if given.dtype != object:
+            raise TypeError(f"qo_indptr must be integers, got dtype {given.dtype}")
+        raise ValueError(f"qo_indptr must fit int32 (0 .. {INT32_MAX}), got {qo_indptr}")
+    if given.size and not 0 <= int(given.min()) <= int(given.max()) <= INT32_MAX:
+        raise ValueError(f"qo_indptr must be in 0 .. {INT32_MAX}, got {given.tolist()}")
+    found = np.ascontiguousarray(given, dtype=np.int32)
     if found.shape != (batch_size + 1,) or found[0] != 0 or (np.diff(found) < 0).any():
         raise ValueError(
             f"qo_indptr must be [batch + 1] = [{batch_size + 1}], start at 0 and not decrease, "

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+
+from kvpool.numbers import whole_number
 from kvpool.paging import num_pages_for_length
 
 
@@ -99,16 +102,13 @@ def compute_static_kv_budget(
         A fraction outside ``(0, 1]``, ``free`` outside ``0 .. total``, or a size below 1.
     """
     check_mem_fraction(mem_fraction)
-    if not 0 <= free <= total:
+    total, free = whole_number(total, "total"), whole_number(free, "free")
+    if free > total:
         raise ValueError(f"free must be in 0 .. total = {total} bytes, got {free}")
-    for name, value in (
-        ("bytes_per_token", bytes_per_token),
-        ("page_size", page_size),
-        ("max_batch_size", max_batch_size),
-        ("max_seq_len", max_seq_len),
-    ):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    bytes_per_token = whole_number(bytes_per_token, "bytes_per_token", 1)
+    page_size = whole_number(page_size, "page_size", 1)
+    max_batch_size = whole_number(max_batch_size, "max_batch_size", 1)
+    max_seq_len = whole_number(max_seq_len, "max_seq_len", 1)
     used = total - free
     static_budget = int(total * Fraction(str(mem_fraction)))
     kv_budget = max(0, static_budget - used)
@@ -131,7 +131,10 @@ def compute_static_kv_budget(
 
 
 def check_mem_fraction(mem_fraction: float) -> None:
-    """ValueError unless ``0 < mem_fraction <= 1``."""
+    """ValueError unless ``0 < mem_fraction <= 1``, TypeError unless it is a real number."""
+    is_number = isinstance(mem_fraction, (int, float, Fraction, np.floating))
+    if isinstance(mem_fraction, bool) or not is_number:
+        raise TypeError(f"mem_fraction must be a number, got {type(mem_fraction).__name__}")
     if not 0 < mem_fraction <= 1:
         raise ValueError(f"mem_fraction must be in (0, 1], got {mem_fraction}")
 

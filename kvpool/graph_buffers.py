@@ -37,12 +37,24 @@ class GraphTable(PageTable):
             device,
         )
         self.indices = device.zeros((num_indices,), np.dtype(np.int32))
+        self.indices[...] = scratch_page
         self.num_rows = 0
+        self.num_listed = 0
 
     @property
     def indices_host(self) -> NDArray[np.int32]:
         """int32 ``[nnz]`` page ids on the host; on a CUDA device this waits for it."""
         return self._device.to_host(self.indices[: int(self.indptr_host[-1])])
+
+    def list_only(self, num_indices: int) -> None:
+        """Put the scratch page behind the last page id, where a longer table left its own.
+
+        A kernel that reads past a row's pages, a dense copy say, finds nothing of another request
+        (nano-vllm's issue 258 in `tests/test_cases_kernels.py`).
+        """
+        if num_indices < self.num_listed:
+            self.indices[num_indices : self.num_listed] = self.scratch_page
+        self.num_listed = num_indices
 
     def covers(self, lengths: Any) -> bool:
         """Whether the table is the one for exactly these lengths, padding aside."""
@@ -150,6 +162,9 @@ class GraphBuffers:
         )
         same_pages = same_counts and identity == self._identity
         self._identity = b""
+        if not same_pages:
+            num_indices = int(table.indptr_host[-1])
+            table.num_listed = max(table.num_listed, num_indices)
         table.lengths_host[:n] = filling.lengths
         table.lengths_host[n:] = 0
         table.num_rows = n
@@ -168,6 +183,8 @@ class GraphBuffers:
             self.slots(self.bucket * filling.window_len),
             same_pages=same_pages,
         )
+        if not same_pages:
+            table.list_only(num_indices)
         self.filling, self._identity = filling, identity
 
     def check_room(self, num_pages: int) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvpool.dtypes import itemsize_of
+from kvpool.numbers import INT32_MAX, INT64_MAX, whole_number
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,8 @@ class KVCacheLayout:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "max_batch_size", "max_seq_len"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            value = whole_number(getattr(self, name), name, 1, INT64_MAX)
+            object.__setattr__(self, name, value)
 
     def bytes_per_token(self, dtype: Any) -> int:
         """Bytes of K and V of one token over all layers.
@@ -88,8 +87,12 @@ class KVCacheLayout:
             )
         num_layers = _required(read, "num_hidden_layers", "n_layer", "num_layers")
         num_heads = _required(read, "num_attention_heads", "n_head")
-        num_kv_heads = read("num_key_value_heads") or read("multi_query_group_num") or num_heads
-        head_dim = read("head_dim")
+        num_kv_heads = (
+            _integer(read, "num_key_value_heads")
+            or _integer(read, "multi_query_group_num")
+            or num_heads
+        )
+        head_dim = _integer(read, "head_dim")
         if head_dim is None:
             hidden_size = _required(read, "hidden_size", "n_embd")
             if hidden_size % num_heads:
@@ -98,7 +101,7 @@ class KVCacheLayout:
                 )
             head_dim = hidden_size // num_heads
         if max_seq_len is None:
-            max_seq_len = read("max_position_embeddings") or 2048
+            max_seq_len = _integer(read, "max_position_embeddings") or 2048
         return cls(
             num_layers,
             _heads_of_rank(num_kv_heads, tp_size),
@@ -109,8 +112,7 @@ class KVCacheLayout:
 
 
 def _heads_of_rank(num_kv_heads: int, tp_size: int) -> int:
-    if tp_size < 1:
-        raise ValueError(f"tp_size must be at least 1, got {tp_size}")
+    tp_size = whole_number(tp_size, "tp_size", 1)
     if num_kv_heads >= tp_size:
         if num_kv_heads % tp_size:
             raise ValueError(
@@ -126,7 +128,10 @@ def _heads_of_rank(num_kv_heads: int, tp_size: int) -> int:
 
 def _reader(config: Any) -> Any:
     if isinstance(config, (str, Path)):
-        config = json.loads(Path(config).read_text(encoding="utf-8"))
+        try:
+            config = json.loads(Path(config).read_text(encoding="utf-8"))
+        except RecursionError:
+            raise ValueError(f"{config} is no config: it is nested too deeply") from None
     inner = (
         config.get("text_config")
         if isinstance(config, Mapping)
@@ -141,7 +146,20 @@ def _reader(config: Any) -> Any:
 
 def _required(read: Any, *keys: str) -> int:
     for key in keys:
-        value = read(key)
+        value = _integer(read, key)
         if value is not None:
-            return int(value)
+            return value
     raise ValueError(f"config lacks {' or '.join(keys)}")
+
+
+def _integer(read: Any, key: str) -> int | None:
+    """A number of a config, None where it is not set; ValueError unless it can be a size."""
+    value = read(key)
+    if value is None:
+        return None
+    try:
+        return whole_number(value, key, 1, INT32_MAX)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"config has {key} = {reprlib.repr(value)}, expected an integer in 1 .. {INT32_MAX}"
+        ) from None

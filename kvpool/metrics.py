@@ -2,9 +2,8 @@
 
 `metrics_text` needs nothing else: serve what it returns as `CONTENT_TYPE`. A program that already
 has a registry of `prometheus_client` (extra `metrics`) registers one `PoolCollector` in it. Both
-read `KVCachePool.stats` when they are asked, and may be asked from any thread; the numbers are
-read one after the other, so while a scheduler moves pages the sum over their states can be off by
-those.
+read `KVCachePool.stats` when they are asked, and may be asked from any thread: all numbers of a
+pool are of one moment between two of its calls, so the pages of all states add up.
 """
 
 from __future__ import annotations

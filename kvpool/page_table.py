@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.device import Device
+from kvpool.numbers import INT32_MAX, whole_number
+from kvpool.paging import num_pages_for_length
 
 
 class PageTable:
@@ -109,6 +111,9 @@ class PageTable:
         longest = int(counts.max(initial=0))
         if max_pages is None:
             max_pages = longest
+        # As many pages as hold the longest request that there can be.
+        most = num_pages_for_length(INT32_MAX, self.page_size)
+        max_pages = whole_number(max_pages, "max_pages", 0, most)
         if max_pages < longest:
             raise ValueError(
                 f"max_pages must be at least {longest}, the longest row's pages, got {max_pages}"

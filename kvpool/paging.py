@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+from kvpool.numbers import whole_number
 
 
 def num_pages_for_length(length: int, page_size: int) -> int:
@@ -11,7 +11,7 @@ def num_pages_for_length(length: int, page_size: int) -> int:
     >>> num_pages_for_length(16, 16), num_pages_for_length(17, 16), num_pages_for_length(0, 16)
     (1, 2, 0)
     """
-    length = _checked(length, "length", page_size)
+    length, page_size = _checked(length, "length", page_size)
     return -(-length // page_size)
 
 
@@ -21,7 +21,8 @@ def round_up_to_page(length: int, page_size: int) -> int:
     >>> round_up_to_page(17, 16)
     32
     """
-    return num_pages_for_length(length, page_size) * page_size
+    length, page_size = _checked(length, "length", page_size)
+    return -(-length // page_size) * page_size
 
 
 def steps_until_page_boundary(cache_len: int, page_size: int) -> int:
@@ -39,7 +40,8 @@ def steps_until_page_boundary(cache_len: int, page_size: int) -> int:
     >>> steps_until_page_boundary(15, 16), steps_until_page_boundary(16, 16)
     (1, 0)
     """
-    return -_checked(cache_len, "cache_len", page_size) % page_size
+    cache_len, page_size = _checked(cache_len, "cache_len", page_size)
+    return -cache_len % page_size
 
 
 def first_cache_len_in_next_page_bucket(num_pages: int, page_size: int) -> int:
@@ -48,13 +50,9 @@ def first_cache_len_in_next_page_bucket(num_pages: int, page_size: int) -> int:
     >>> first_cache_len_in_next_page_bucket(2, 16)
     33
     """
-    return _checked(num_pages, "num_pages", page_size) * page_size + 1
+    num_pages, page_size = _checked(num_pages, "num_pages", page_size)
+    return num_pages * page_size + 1
 
 
-def _checked(value: int, name: str, page_size: int) -> int:
-    if page_size < 1:
-        raise ValueError(f"page_size must be at least 1 token, got {page_size}")
-    if value < 0:
-        raise ValueError(f"{name} must be >= 0, got {value}")
-    # Unsigned NumPy integers would wrap where they are negated.
-    return operator.index(value)
+def _checked(value: int, name: str, page_size: int) -> tuple[int, int]:
+    return whole_number(value, name), whole_number(page_size, "page_size", 1)

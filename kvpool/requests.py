@@ -18,11 +18,13 @@ part                 owner until now                             finish
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kvpool.errors import KVCacheExhaustedError, KVCacheStateError, UnknownRequestError
 from kvpool.explain import Explanation, explain
+from kvpool.numbers import whole_number
 from kvpool.paging import num_pages_for_length
 from kvpool.request import ExtraKey, Request, RequestInfo
 from kvpool.request_counts import RequestCounts
@@ -74,12 +76,12 @@ class RequestTable(RequestCounts):
     def get(self, request_id: int) -> Request:
         """The request behind an id, or UnknownRequestError."""
         try:
+            if type(request_id) is not int:
+                request_id = whole_number(request_id, "request_id")
             return self._by_id[request_id]
-        except (KeyError, TypeError):
-            raise UnknownRequestError(
-                f"request {request_id!r} is not bound (ids are never reused; {len(self)} are "
-                "bound)"
-            ) from None
+        except (KeyError, TypeError, ValueError):
+            shown = f"request {reprlib.repr(request_id)} is not bound"
+            raise UnknownRequestError(f"{shown} ({len(self)} are; no id is reused)") from None
 
     def get_all(self, request_ids: Iterable[int]) -> list[Request]:
         """`get` of many ids at once."""

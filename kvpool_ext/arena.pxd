@@ -48,6 +48,9 @@ cdef class NodeArena:
     cdef readonly Py_ssize_t num_live
     cdef TokenRuns runs            # where the tokens of the nodes are
     cdef TokenRuns id_runs         # where their page ids are: short runs, that would lie between the long ones
+    cdef readonly bytes hash_key   # random, drawn with the arena
+    cdef const uint64_t *fold_keys  # its first three words of 64 bits
+    cdef const uint32_t *word_keys  # the rest of it, page_size + 2 words of 32 bits
     cdef node_t *buckets
     cdef uint32_t bucket_mask
 

@@ -2,12 +2,16 @@
 
 A node is an index into the arena, so that the array may grow and a handle can carry a generation. Children are found
 through one hash table over (parent, first page); a hit is always confirmed by comparing the tokens, so a collision
-costs time and never a wrong page. Hashes have no random seed and no address in them: every process walks alike.
+costs time and never a wrong page. Each arena draws keys of its own for the hash, so that nobody can write prompts that
+collide; nothing but time follows from a hash, so that every process hands out the same pages all the same.
 """
+import os
+
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport INT32_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memset
 
 from kvpool_ext.runs cimport UNIT, TokenRuns
 from kvpool_ext.types cimport NO_NODE, node_t, prefetch, token_t
@@ -20,6 +24,10 @@ cdef class NodeArena:
     # A subclass takes more than this.
     def __cinit__(self, Py_ssize_t page_size, Py_ssize_t num_tokens=0, Py_ssize_t num_remembered=0, *_):
         self.page_size = page_size
+        # 64-bit keys first, then one of 32 bits for each token, the parent and, of pairs, what fills the last.
+        self.hash_key = os.urandom(3 * sizeof(uint64_t) + (page_size + 2) * sizeof(uint32_t))
+        self.fold_keys = <const uint64_t *>PyBytes_AS_STRING(self.hash_key)
+        self.word_keys = <const uint32_t *>(self.fold_keys + 3)
         # Tokens of evicted pages that a history remembers lie where those of the tree do.
         self.runs = TokenRuns(num_tokens + num_remembered if num_tokens > 0 else 0)
         # A page stands once in the tree or with its holder; a matched one with both.
@@ -112,7 +120,7 @@ cdef class NodeArena:
         if not 0 <= handle < (1 << 63):
             raise ValueError(f"{handle} is not a node handle")
         value = handle
-        n = <node_t>(value & 0xFFFFFFFF)
+        n = <node_t><uint32_t>value
         if (
             n < 0
             or n >= self.num_used
@@ -125,25 +133,33 @@ cdef class NodeArena:
     # ---- hash index
 
     cdef uint32_t hash_page(self, node_t parent, const token_t *tokens) noexcept nogil:
-        """Hash of a child key. Two lanes, so that a page of 64 does not wait for one multiply chain."""
-        cdef uint64_t a = (<uint64_t><uint32_t>parent + 1) * 0x9E3779B97F4A7C15u
-        cdef uint64_t b = 0xD6E8FEB86659FD93u
-        cdef uint64_t word
-        cdef Py_ssize_t i = 0
-        while i + 4 <= self.page_size:
-            memcpy(&word, tokens + i, 8)
-            a = (a ^ word) * 0xFF51AFD7ED558CCDu
-            a ^= a >> 32
-            memcpy(&word, tokens + i + 2, 8)
-            b = (b ^ word) * 0xC4CEB9FE1A85EC53u
-            b ^= b >> 29
-            i += 4
-        while i < self.page_size:
-            a = (a ^ <uint32_t>tokens[i]) * 0xFF51AFD7ED558CCDu
-            a ^= a >> 32
-            i += 1
-        a = (a ^ b) * 0x9E3779B97F4A7C15u
-        return <uint32_t>(a >> 32)
+        """Hash of a child key: NH over its tokens and `parent`, folded to 32 bits.
+
+        NH is of UMAC (Fast and Secure Message Authentication, CRYPTO 1999): words and keys add modulo 2^32, pairs of
+        sums multiply to 64 bits. Two different inputs agree in it for 2^-32 of all keys, whoever chose them. The fold
+        is pair-multiply-shift (High Speed Hashing for Integers and Strings, 2015), so that any bits of the result make
+        a bucket. A seed for a multiply-xor hash would not do: some differences cancel in it under every seed.
+        """
+        cdef const uint32_t *words = <const uint32_t *>tokens
+        cdef const uint32_t *keys = self.word_keys
+        cdef Py_ssize_t num_pairs = self.page_size >> 1, i
+        cdef uint32_t last = 0
+        cdef uint64_t total = 0
+        for i in range(num_pairs):
+            total += <uint64_t><uint32_t>(words[2 * i] + keys[2 * i]) * <uint32_t>(words[2 * i + 1] + keys[2 * i + 1])
+        if self.page_size & 1:
+            last = words[2 * num_pairs]
+        total += <uint64_t><uint32_t>(last + keys[2 * num_pairs]) * <uint32_t>(
+            <uint32_t>parent + keys[2 * num_pairs + 1]
+        )
+        total = ((total >> 32) + self.fold_keys[0]) * ((total & 0xFFFFFFFFu) + self.fold_keys[1])
+        return <uint32_t>((total + self.fold_keys[2]) >> 32)
+
+    def hash_of(self, parent, const token_t[::1] tokens):
+        """`hash_page` of a page ``[page_size]``, for tests and benchmarks."""
+        if tokens.shape[0] != self.page_size:
+            raise ValueError(f"expected {self.page_size} tokens, got {tokens.shape[0]}")
+        return self.hash_page(parent, &tokens[0])
 
     cdef node_t find_child(self, node_t parent, const token_t *tokens) noexcept nogil:
         """The child of `parent` whose first page equals `tokens`, or NO_NODE."""

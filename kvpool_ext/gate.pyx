@@ -1,8 +1,13 @@
 """One flag that a pool's public calls pass through: closed, or in use by another thread.
 
 A pool serves one scheduler thread. A second thread that enters while a call runs is refused before it can change
-anything; the first is not harmed. The owner may enter again (one public call may use another). Costs two C calls a
-public call, no context manager.
+anything; the first is not harmed. The owner may enter again: one public call may use another, and so may the code of a
+caller that runs inside of one (a clean-up that the collector starts, a watcher, tokens that are no list, another
+greenlet of the thread). Costs two C calls a public call, no context manager.
+
+A call enters inside of the `try` whose `finally` leaves: an interrupt is raised when a C call returns, so that between
+an `enter` before the `try` and the `try` it would leave the gate shut for ever. Hence `leave` takes no notice of a call
+that was not let in.
 """
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident() noexcept
@@ -15,38 +20,59 @@ cdef class Gate:
     ----------
     error : type
         Exception raised on concurrent entry and after `close`.
+    what : str
+        What it guards, as messages call it.
     """
 
-    cdef object error
-    cdef unsigned long owner
-    cdef Py_ssize_t depth
-    cdef readonly bint closed
-
-    def __cinit__(self, error):
+    def __cinit__(self, error, str what="the pool"):
         self.error = error
+        self.what = what
 
-    def enter(self):
-        """Begin a call; every `enter` is followed by one `leave`."""
+    cdef int c_enter(self) except -1:
         cdef unsigned long me = PyThread_get_thread_ident()
-        if self.closed:
-            raise self.error("the pool is closed")
         if self.depth > 0 and self.owner != me:
             raise self.error(
-                f"the pool is in use by thread {self.owner}, and thread {me} entered: a pool serves one "
-                "scheduler thread, so hold one lock around all calls"
+                f"{self.what} is in use by thread {self.owner}, and thread {me} entered: it serves one scheduler "
+                "thread, so hold one lock around all calls"
             )
-        self.owner = me
+        if self.closed:
+            raise self.error(f"{self.what} is closed")
+        if self.depth == 0:
+            self.owner = me
+            self.num_calls += 1
         self.depth += 1
+        return 0
+
+    cdef void c_leave(self) noexcept:
+        if self.depth > 0 and self.owner == PyThread_get_thread_ident():
+            self.depth -= 1
+
+    def enter(self):
+        """Begin a call, as the first thing in a `try` whose `finally` says `leave`."""
+        self.c_enter()
+
+    def leave(self):
+        """End a call; one that `enter` refused ends nothing."""
+        self.c_leave()
 
     def check(self):
         """Refuse what `enter` refuses, for a call that only looks."""
-        self.enter()
-        self.leave()
+        self.c_enter()
+        self.c_leave()
 
-    def leave(self):
-        """End a call that `enter` let in."""
-        self.depth -= 1
+    def moment(self):
+        """A number that is the same as long as no other thread has changed anything, -1 while one may be doing so.
+
+        A reading between two equal moments, none of them -1, is consistent. Refused by nothing but `close`.
+        """
+        if self.closed:
+            raise self.error(f"{self.what} is closed")
+        if self.depth > 0 and self.owner != PyThread_get_thread_ident():
+            return -1
+        return self.num_calls
 
     def close(self):
-        """Refuse every later `enter`."""
-        self.closed = True
+        """Refuse every later `enter`; refused itself while a call of another thread runs."""
+        if not self.closed:
+            self.check()
+            self.closed = True

@@ -60,6 +60,19 @@ cdef class PageLedger(LedgerMoves):
         """Pages that eviction could take now."""
         return self.tree.evictable_pages
 
+    def gauges(self):
+        """Pages by state and requests bound, now, as `KVCachePool.stats` names them."""
+        cdef Py_ssize_t num_free = self.allocator.c_num_free(), num_taken = self.allocator.num_taken
+        cdef Py_ssize_t evictable = self.tree.evictable_pages, cached = evictable + self.tree.protected_pages
+        return {
+            "pages_free": num_free,
+            "pages_private": self.allocator.num_pages - num_free - num_taken - cached,
+            "pages_tree": cached,
+            "pages_evictable": evictable,
+            "pages_taken": num_taken,
+            "requests_bound": len(self.leases),
+        }
+
     # ---- bind
 
     def bind(self, tokens, capacity, extra_key, priority, bint reuse):

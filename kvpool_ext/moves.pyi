@@ -1,3 +1,4 @@
+from kvpool_ext.gate import Gate
 from kvpool_ext.lease import PageLease
 from kvpool_ext.lengths import LengthTable
 from kvpool_ext.pages import PageAllocator
@@ -22,3 +23,4 @@ class LedgerMoves:
         *,
         tree_class: type[RadixCache] = ...,
     ) -> None: ...
+    def guard_by(self, gate: Gate) -> None: ...

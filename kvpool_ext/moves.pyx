@@ -7,6 +7,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
 from kvpool_ext.arena cimport IS_ROOT, Node
+from kvpool_ext.gate cimport Gate
 from kvpool_ext.lease cimport PageLease
 from kvpool_ext.lengths cimport LengthTable
 from kvpool_ext.pages cimport PageAllocator
@@ -35,6 +36,10 @@ cdef class LedgerMoves:
 
     def __dealloc__(self):
         free(self.holders)
+
+    def guard_by(self, Gate gate):
+        """Let the verbs of the tree that callers have pass through the gate of a pool."""
+        self.tree.gate = gate
 
     cdef int admit(self, PageLease lease, Py_ssize_t written) except -1:
         """Enter a lease, with its written length, in the books; what comes after cannot fail."""

@@ -67,6 +67,13 @@ cdef class RadixCache(RadixTree):
         MatchResult
             ``(length, pages, node)``. The pages are the tree's: lock the node to keep them.
         """
+        try:
+            self.gate.c_enter()
+            return self.c_match_prefix(tokens, extra_key)
+        finally:
+            self.gate.c_leave()
+
+    cdef object c_match_prefix(self, tokens, extra_key):
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef node_t root = self.root_of(namespace_key(extra_key)), n
         cdef cnp.npy_intp max_pages = cnp.PyArray_DIM(array, 0) // self.page_size
@@ -120,6 +127,13 @@ cdef class RadixCache(RadixTree):
         ValueError
             Another number of pages than whole pages of tokens; on a pool also a page that `alloc` did not hand out.
         """
+        try:
+            self.gate.c_enter()
+            return self.c_insert(tokens, pages, extra_key, priority)
+        finally:
+            self.gate.c_leave()
+
+    cdef object c_insert(self, tokens, pages, extra_key, priority):
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef cnp.ndarray ids = borrow_pages(pages)
         cdef object key = namespace_key(extra_key)
@@ -168,6 +182,13 @@ cdef class RadixCache(RadixTree):
 
         Modifies the tree. The pages are the caller's afterwards (on a pool: taken, for `pool.free`). O(1) a page.
         """
+        try:
+            self.gate.c_enter()
+            return self.c_evict(num_tokens)
+        finally:
+            self.gate.c_leave()
+
+    cdef object c_evict(self, num_tokens):
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, (int, np.integer)):
             raise TypeError(f"num_tokens must be an int, got {type(num_tokens).__name__}")
         num_tokens = int(num_tokens)
@@ -187,6 +208,13 @@ cdef class RadixCache(RadixTree):
 
     def inc_lock_ref(self, node):
         """Protect `node` and its ancestors from eviction; the root may be locked, a no-op."""
+        try:
+            self.gate.c_enter()
+            return self.c_inc_lock_ref(node)
+        finally:
+            self.gate.c_leave()
+
+    cdef object c_inc_lock_ref(self, node):
         self.enter()
         cdef node_t n = self.arena.resolve(node)
         if self.arena.nodes[n].flags & IS_ROOT:
@@ -202,6 +230,13 @@ cdef class RadixCache(RadixTree):
         ValueError
             No lock of the caller's is left on `node`, or the handle is stale.
         """
+        try:
+            self.gate.c_enter()
+            return self.c_dec_lock_ref(node)
+        finally:
+            self.gate.c_leave()
+
+    cdef object c_dec_lock_ref(self, node):
         self.enter()
         cdef node_t n = self.arena.resolve(node)
         if self.arena.nodes[n].flags & IS_ROOT:
@@ -225,6 +260,13 @@ cdef class RadixCache(RadixTree):
         leave the index at once and count as protected until their last unlock; then a pool frees them, while a tree on
         its own hands them out by the next `evict`, before any other page.
         """
+        try:
+            self.gate.c_enter()
+            return self.c_reset()
+        finally:
+            self.gate.c_leave()
+
+    cdef object c_reset(self):
         self.enter()
         # Room for all: what is locked now may be unlocked by a clean-up that these allocations set off.
         cdef cnp.npy_intp count = self.evictable_pages + self.protected_pages
@@ -268,14 +310,20 @@ cdef class RadixCache(RadixTree):
     def nodes(self):
         """Yield every node as a plain read-only `NodeView`, in arena order; the tree must not change meanwhile."""
         cdef node_t n
+        self.gate.check()
         starts, keys = self._paths()
         for n in range(self.arena.num_used):
+            self.gate.check()
             if self.holds_pages(n):
                 yield self._view(n, starts[n], keys[n])
 
     def survey(self):
         """All nodes at once as a `TreeSurvey` of NumPy columns; O(nodes + pages), for pictures and sums."""
-        return survey_tree(self)
+        try:
+            self.gate.c_enter()
+            return survey_tree(self)
+        finally:
+            self.gate.c_leave()
 
     def format_tree(self, *, max_nodes=100, max_depth=16, tokens=6):
         """The tree as text, one node a line; what the limits cut is summed up in a line of its own.
@@ -295,7 +343,11 @@ cdef class RadixCache(RadixTree):
         ValueError, TypeError
             A limit that is no number, or below 0 (`max_depth`: below 1).
         """
-        return format_tree(self, max_nodes, max_depth, tokens)
+        try:
+            self.gate.c_enter()
+            return format_tree(self, max_nodes, max_depth, tokens)
+        finally:
+            self.gate.c_leave()
 
     def memory(self):
         """Bytes that the tree has for tokens and page ids, as a dict.
@@ -323,11 +375,15 @@ cdef class RadixCache(RadixTree):
 
     def check(self):
         """Verify (I1) to (I6) over the whole tree, O(pages); RuntimeError says what is out of sync."""
-        self.arena.runs.check()
-        self.arena.id_runs.check()
-        if self.history is not None:
-            self.history.check()
-        check_tree(self._snapshot())
+        try:
+            self.gate.c_enter()
+            self.arena.runs.check()
+            self.arena.id_runs.check()
+            if self.history is not None:
+                self.history.check()
+            check_tree(self._snapshot())
+        finally:
+            self.gate.c_leave()
 
     def _paths(self):
         """First token position and namespace of each node, by node index."""

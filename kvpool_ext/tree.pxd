@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from kvpool_ext.arena cimport Node
 from kvpool_ext.eviction cimport EvictionOrder
+from kvpool_ext.gate cimport Gate
 from kvpool_ext.history cimport EvictionHistory
 from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.types cimport node_t, page_t, token_t
@@ -20,6 +21,7 @@ cdef class RadixTree:
     cdef readonly str eviction
     cdef EvictionOrder arena       # the nodes, and in which order they go
     cdef readonly EvictionHistory history     # None: nothing is remembered
+    cdef readonly Gate gate        # of the pool that owns this tree, or its own: `RadixCache` passes through it
     cdef PageAllocator allocator   # of the pool that owns this tree, None for a tree on its own
     cdef dict roots                # extra_key -> root
     cdef dict root_keys            # root -> extra_key

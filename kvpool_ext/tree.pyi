@@ -1,3 +1,4 @@
+from kvpool_ext.gate import Gate
 from kvpool_ext.history import EvictionHistory
 
 class RadixTree:
@@ -5,6 +6,7 @@ class RadixTree:
     eviction: str
     evicted_pages: int
     history: EvictionHistory | None
+    gate: Gate
     def __init__(
         self,
         page_size: int = 1,

@@ -26,6 +26,7 @@ import numpy as np
 from kvpool_ext.arena cimport IS_DETACHED, IS_PENDING, IS_ROOT, Node
 from kvpool_ext.classes cimport DETACHED_RANK
 from kvpool_ext.eviction cimport EvictionOrder, name_of, policy_of
+from kvpool_ext.gate cimport Gate
 from kvpool_ext.history cimport EvictionHistory, pages_to_remember
 from kvpool_ext.types cimport CHECKED, NO_NODE, node_t, page_t, token_t
 
@@ -82,20 +83,27 @@ cdef int64_t checked_priority(object priority) except? -1:
 cdef class RadixTree:
     """Walk, split, attach, lock and evict; `RadixCache` adds the verbs that callers see."""
 
-    def __cinit__(self, page_size=1, eviction="lru", Py_ssize_t num_pages=0, eviction_history=0):
+    def __cinit__(self, page_size=1, eviction="lru", num_pages=0, eviction_history=0):
         if isinstance(page_size, bool) or not isinstance(page_size, (int, np.integer)):
             raise TypeError(f"page_size must be an int, got {type(page_size).__name__}")
         if not 1 <= page_size <= 1 << 20:
             raise ValueError(f"page_size must be in 1 .. {1 << 20} tokens, got {page_size}")
+        if isinstance(num_pages, bool) or not isinstance(num_pages, (int, np.integer)):
+            raise TypeError(f"num_pages must be an int, got {type(num_pages).__name__}")
         if num_pages < 0:
             raise ValueError(f"num_pages must be at least 0, got {num_pages}")
+        if num_pages > INT32_MAX:
+            raise ValueError(f"num_pages must be in 0 .. {INT32_MAX}, got {num_pages}")
         self.eviction = name_of(policy_of(eviction))
         num_remembered = pages_to_remember(eviction_history, num_pages, page_size)
         self.page_size = page_size
         # `num_pages`: what a pool knows, a tree on its own does not.
-        self.arena = EvictionOrder(page_size, num_pages * page_size, num_remembered * page_size, self.eviction)
+        self.arena = EvictionOrder(
+            self.page_size, int(num_pages) * self.page_size, num_remembered * self.page_size, self.eviction
+        )
         if num_remembered > 0:
             self.history = EvictionHistory(self.arena.runs, page_size, num_remembered)
+        self.gate = Gate(RuntimeError, "the radix tree")
         self.user_locks = {}
         self.pending_root = NO_NODE
         self.default_root = self.arena.new_node()

@@ -19,6 +19,7 @@ from bench.curves.shapes import chain
 from bench.curves.subject import ALL, FLOOR, PARTS, PEERS, POOL, Panel
 from bench.curves.subjects import SUBJECTS
 from kvpool import RadixCache
+from kvpool_ext.arena import NodeArena
 
 pytestmark = pytest.mark.slow  # they work on larger trees than checks after every verb bear
 
@@ -81,6 +82,14 @@ def test_searched_pages_share_a_bucket():
     assert pages.max() < VOCABULARY
     assert not (hash_pages(pages) & 127).any()
     assert len(np.unique(hash_pages(pages))) > 10
+
+
+@pytest.mark.parametrize("page_size", [8, 16, 64])
+def test_pages_made_to_collide_do_not_in_the_keyed_hash_of_a_tree(page_size):
+    pages = np.concatenate([written_pages(1_000, page_size), searched_pages(50, page_size, 512)])
+    arena = NodeArena(page_size)
+    buckets = [arena.hash_of(0, page) & 4_095 for page in pages]
+    assert np.bincount(buckets).max() <= 12  # of a mean of a quarter
 
 
 def test_colliding_keys_cost_no_hit():

@@ -22,7 +22,7 @@ from tests.helpers.pools import (
 
 @pytest.mark.parametrize("num_leaves", [2_000, 40_000])
 def test_a27_eviction_takes_leaves_in_insertion_order_at_any_size(make_pool, num_leaves):
-    """sgl-project/sglang#14339, #38454: each eviction scanned all leaves.
+    """sgl-project/sglang#14339, sgl-project/sglang#38454: each eviction scanned all leaves.
 
     Time is the benchmark's matter; here the victims and the free pages are the same at both sizes.
     """
@@ -45,6 +45,7 @@ def test_a27_eviction_takes_leaves_in_insertion_order_at_any_size(make_pool, num
 def test_a26_deep_tree_is_walked_without_recursion(make_pool):
     """sgl-project/sglang#154: insert recursed once per level and hit the recursion limit."""
     levels = 3000
+    assert levels > sys.getrecursionlimit()
     pool = case_pool(make_pool, 1, levels)
     tokens = np.arange(1, levels + 1, dtype=np.int32)
     for n in range(1, levels + 1):
@@ -194,7 +195,7 @@ class _NoGuard:
 
 
 def test_a35_concurrent_entry_is_refused_and_never_corrupts(make_pool):
-    """The same traffic without the lock: a call works or raises, and the pool stays sound."""
+    """sgl-project/sglang#21379: without the lock a call works or raises, and the pool is sound."""
     pool = case_pool(make_pool, 4, 64)
     failures = _run_threads(pool, _NoGuard(), 500)
     assert [e for e in failures if not isinstance(e, KVCacheStateError)] == []

@@ -174,7 +174,7 @@ def test_explain_without_a_history_says_so(make_pool):
 @pytest.mark.parametrize(
     ("history", "error", "text"),
     [
-        (-1, ValueError, r"eviction_history must be in 0 \.\. 2147483647 tokens, got -1"),
+        (-1, ValueError, "eviction_history must be at least 0, got -1"),
         (1 << 31, ValueError, "got 2147483648"),
         (True, TypeError, "eviction_history must be an int, got bool"),
         (1.5, TypeError, "eviction_history must be an int, got float"),

@@ -13,8 +13,9 @@ PACKAGES = ("kvpool", "kvpool_ext")
 
 # Imports go down only. A name stands for a module or for a package with all that is in it.
 LEVELS = {
-    "kvpool.paging": 0,
+    "kvpool.numbers": 0,
     "kvpool.errors": 0,
+    "kvpool.paging": 0.5,
     "kvpool.dtypes": 1,
     "kvpool.layout": 2,
     "kvpool.device": 2,

@@ -1,9 +1,11 @@
-"""Finds pages whose keys collide in the index of kvpool's tree: the worst it can be given.
+"""Finds pages that collide in a hash without a secret, the worst that an index can be given.
 
-`hash_pages` is `NodeArena.hash_page` (kvpool_ext/arena.pyx) once more. It has no secret, and its
-first lane is ``a = (a ^ word) * K``: whatever the first word was, a second one brings the lane
-back to where it should be. So pages that agree in the whole hash are written down, not searched
-for, if any int32 is a token. Those of a vocabulary are searched for, one bucket at a time.
+`hash_pages` is a multiply-xor hash of two lanes, as the index of kvpool's tree had it before its
+hash drew keys (`NodeArena.hash_page` in kvpool_ext/arena.pyx). Its first lane is
+``a = (a ^ word) * K``: whatever the first word was, a second one brings the lane back to where it
+should be. So pages that agree in the whole hash are written down, not searched for, if any int32
+is a token. Those of a vocabulary are searched for, one bucket at a time. Against the keyed hash
+they are pages like any others: the subject `collisions` measures that.
 """
 
 import numba
@@ -16,7 +18,7 @@ VOCABULARY = 128_000
 
 
 def hash_pages(pages, parent=0):
-    """Hash of each page (``[n, page_size]`` int32, page_size a multiple of 4) below `parent`."""
+    """That hash of each page (``[n, page_size]`` int32, page_size a multiple of 4)."""
     num_pages, page_size = pages.shape
     words = np.ascontiguousarray(pages).view(np.uint64)
     with np.errstate(over="ignore"):

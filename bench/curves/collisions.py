@@ -1,4 +1,7 @@
-"""Subject of adversarial keys: one-page leaves whose keys collide, by design."""
+"""Subject of adversarial keys: one-page leaves that were made to collide, in a hash without a key.
+
+The hash of the tree is keyed, so a look-up among them is to cost what one among random pages does.
+"""
 
 import numpy as np
 

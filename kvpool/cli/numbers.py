@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from kvpool.cli.output import CommandError
+from kvpool.numbers import INT64_MAX
 
 _BYTES = {
     "": 1,
@@ -23,6 +24,8 @@ _BYTES = {
 }
 _TOKENS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20}
 _NUMBER = re.compile(r"(\d+(?:[_,]\d+)*(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+
+_LONGEST = 64
 
 T = TypeVar("T")
 
@@ -48,7 +51,7 @@ def parse_bytes(text: str | int) -> int:
         )
     if unit not in _BYTES:
         raise ValueError(f"expected a unit among B, KB to TB and KiB to TiB, got {text!r}")
-    return int(number * _BYTES[unit])
+    return _in_range(int(number * _BYTES[unit]), text)
 
 
 def parse_tokens(text: str | int) -> int | None:
@@ -72,7 +75,7 @@ def parse_tokens(text: str | int) -> int | None:
         raise ValueError(f"expected whole tokens, got {text!r}")
     if tokens < 1:
         raise ValueError(f"expected at least one token, got {text!r}")
-    return int(tokens)
+    return _in_range(int(tokens), text)
 
 
 def parse_list(parse: Callable[[str], T], text: str) -> list[T]:
@@ -114,7 +117,15 @@ def show_count(count: int) -> str:
     return f"{count:,}"
 
 
+def _in_range(number: int, text: str | int) -> int:
+    if number > INT64_MAX:
+        raise ValueError(f"expected at most {INT64_MAX:,}, got {str(text)!r}")
+    return number
+
+
 def _split(text: str, expected: str) -> tuple[Fraction, str]:
+    if len(text) > _LONGEST:
+        raise ValueError(f"expected {expected}, got {len(text)} characters: {text[:20]!r} ...")
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"expected {expected}, got {text!r}")

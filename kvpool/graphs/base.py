@@ -12,6 +12,7 @@ from kvpool.device import Device
 from kvpool.errors import KVCacheStateError
 from kvpool.graph_buffers import GraphBuffers, GraphMode
 from kvpool.layout import KVCacheLayout
+from kvpool.numbers import INT32_MAX, whole_number
 from kvpool.page_map import PageMap
 from kvpool.page_table import PageTable
 from kvpool.paging import num_pages_for_length
@@ -93,8 +94,9 @@ class Graph:
 
     @batch_buckets.setter
     def batch_buckets(self, buckets: Sequence[int]) -> None:
-        found = tuple(int(bucket) for bucket in buckets)
-        if list(found) != sorted(set(found)) or (found and found[0] < 1):
+        self._wiring.gate.check()
+        found = tuple(whole_number(bucket, "a batch bucket", 1, INT32_MAX) for bucket in buckets)
+        if list(found) != sorted(set(found)):
             raise ValueError(f"batch_buckets must be ascending and at least 1, got {found}")
         if self._by_bucket:
             raise KVCacheStateError(
@@ -105,8 +107,7 @@ class Graph:
 
     def bucket(self, batch_size: int) -> int:
         """Rows of the buffers that serve a batch: pad the rows of a captured pass to it."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size = whole_number(batch_size, "batch_size", 1)
         for bucket in self._batch_buckets:
             if batch_size <= bucket:
                 return bucket
@@ -133,7 +134,8 @@ class Graph:
             and window_len <= found.max_window_len
         ):
             return found
-        max_seq_len = wiring.layout.max_seq_len
+        # No row has more pages than the pool, whatever it was made for.
+        max_seq_len = min(wiring.layout.max_seq_len, wiring.num_slots)
         num_indices = bucket * num_pages_for_length(max_seq_len, wiring.page_size)
         if needed > num_indices or found is not None:
             if not self._may_grow:

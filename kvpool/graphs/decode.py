@@ -89,8 +89,13 @@ class DecodeGraph(Graph):
             with self:
                 yield buffers.table
         finally:
-            self.buffers = outer
-            buffers.restore(before)
+            gate = self._wiring.gate
+            try:
+                gate.enter()
+                self.buffers = outer
+                buffers.restore(before)
+            finally:
+                gate.leave()
 
     def install(self, table: PageTable, uniform_len: Positions) -> None:
         """Make a prefetched table the active step's, at a length.

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from kvpool.errors import KVCacheStateError
 from kvpool.graph_buffers import GraphBuffers
 from kvpool.graphs.base import Graph, GraphWiring
+from kvpool.numbers import INT32_MAX, whole_number
 from kvpool.page_table import PageTable
 from kvpool.step import Positions
 
@@ -66,6 +67,7 @@ class VerifyGraph(Graph):
 
         A graph that was captured over the old ones must be captured anew.
         """
+        self._wiring.gate.check()
         taken, self._reallocated = self._reallocated, False
         return taken
 
@@ -75,6 +77,8 @@ class VerifyGraph(Graph):
         The same array for the same bucket and window.
         """
         self._wiring.gate.check()
+        num_pages = self._wiring.num_slots // self._wiring.page_size
+        batch = whole_number(batch, "batch", 1, max(num_pages, self._wiring.layout.max_batch_size))
         key = (self.bucket(batch), _checked_window_len(window_len))
         if key[0] * key[1] >= 2**31:
             raise ValueError(f"{key[0]} windows of {key[1]} tokens are more than int32 counts")
@@ -96,8 +100,4 @@ class VerifyGraph(Graph):
 
 
 def _checked_window_len(window_len: int) -> int:
-    if isinstance(window_len, bool) or not isinstance(window_len, (int, np.integer)):
-        raise TypeError(f"window_len must be an int, got {type(window_len).__name__}")
-    if not 1 <= window_len < 2**31:
-        raise ValueError(f"window_len must be in 1 .. {2**31 - 1}, got {window_len}")
-    return int(window_len)
+    return whole_number(window_len, "window_len", 1, INT32_MAX)

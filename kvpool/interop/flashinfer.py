@@ -41,6 +41,7 @@ def workspace_of(pool: KVCachePool) -> FlashInferWorkspace | None:
         raise KVCacheStateError("the pool is closed")
     guests = pool._guests
     if "flashinfer" not in guests:
+        pool._gate.check()
         found = _import_guests()
         guests["flashinfer"] = None if found is None else FlashInferWorkspace(pool, *found)
     made: FlashInferWorkspace | None = guests["flashinfer"]

@@ -165,6 +165,7 @@ def pool_tensors(pool: KVCachePool) -> PoolTensors:
         raise KVCacheStateError("the pool is closed")
     found: PoolTensors | None = pool._guests.get("tensors")
     if found is None:
+        pool._gate.check()
         torch = import_torch()
         if pool.device.kind == "cuda" and not torch.cuda.is_available():
             raise ImportError(

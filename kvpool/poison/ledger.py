@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,50 +32,66 @@ class PoisonedTree(RadixCache):
     books: PageBooks
     ledger: weakref.ref[PoisonedLedger]
 
+    @contextmanager
+    def _in_a_call(self) -> Iterator[None]:
+        # The looks at the books belong to the call: another thread must not come between.
+        try:
+            self.gate.enter()
+            yield
+        finally:
+            self.gate.leave()
+
     def match_prefix(self, tokens: Any, extra_key: ExtraKey = None) -> MatchResult:
         """As `RadixCache.match_prefix`; KVCacheCorruptionError if a matched page has changed."""
-        found, ledger = super().match_prefix(tokens, extra_key), self.ledger()
-        if ledger is not None:  # its pool is there
-            ledger.check_cached(found.pages, "match_prefix")
-        return found
+        with self._in_a_call():
+            found, ledger = super().match_prefix(tokens, extra_key), self.ledger()
+            if ledger is not None:  # its pool is there
+                ledger.check_cached(found.pages, "match_prefix")
+            return found
 
     def insert(
         self, tokens: Any, pages: Any, extra_key: ExtraKey = None, priority: int = 0
     ) -> InsertResult:
         """As `RadixCache.insert`; KVCacheCorruptionError if a page that would enter has poison."""
-        tokens, ledger = as_tokens(tokens), self.ledger()
-        num_pages, page_ids = len(tokens) // self.page_size, np.asarray(pages)
-        if page_ids.dtype.kind not in "iu":
-            page_ids = pages
-        elif page_ids.shape == (num_pages,) and num_pages and ledger is not None:
-            # It leaves the last token out, and changes nothing.
-            cached, _ = ledger.room_if_alone(np.append(tokens, np.int32(0)), extra_key, True)
-            entering = page_ids[cached:]
-            if np.isin(entering, ledger.allocator.taken_pages()).all():  # others are refused below
-                ledger.check_written(entering, "insert", cached)
-        done = super().insert(tokens, page_ids, extra_key, priority)
-        self.books.remember(np.asarray(page_ids, np.int32)[done.prefix_len // self.page_size :])
-        return done
+        with self._in_a_call():
+            tokens, ledger = as_tokens(tokens), self.ledger()
+            num_pages, page_ids = len(tokens) // self.page_size, np.asarray(pages)
+            if page_ids.dtype.kind not in "iu":
+                page_ids = pages
+            elif page_ids.shape == (num_pages,) and num_pages and ledger is not None:
+                # It leaves the last token out, and changes nothing.
+                cached, _ = ledger.room_if_alone(np.append(tokens, np.int32(0)), extra_key, True)
+                entering = page_ids[cached:]
+                # Others are refused below.
+                if np.isin(entering, ledger.allocator.taken_pages()).all():
+                    ledger.check_written(entering, "insert", cached)
+            done = super().insert(tokens, page_ids, extra_key, priority)
+            first_new = done.prefix_len // self.page_size
+            self.books.remember(np.asarray(page_ids, np.int32)[first_new:])
+            return done
 
     def evict(self, num_tokens: int) -> NDArray[np.int32]:
         """As `RadixCache.evict`."""
-        pages = super().evict(num_tokens)
-        self.books.forget(pages)
-        return pages
+        with self._in_a_call():
+            pages = super().evict(num_tokens)
+            self.books.forget(pages)
+            return pages
 
     def dec_lock_ref(self, node: int) -> None:
         """As `RadixCache.dec_lock_ref`; pages that a reset orphaned are poisoned."""
-        self.books.check_can_write()
-        try:
-            super().dec_lock_ref(node)
-        finally:
-            self.books.settle()
+        with self._in_a_call():
+            self.books.check_can_write()
+            try:
+                super().dec_lock_ref(node)
+            finally:
+                self.books.settle()
 
     def reset(self) -> NDArray[np.int32]:
         """As `RadixCache.reset`."""
-        pages = super().reset()
-        self.books.forget(pages)
-        return pages
+        with self._in_a_call():
+            pages = super().reset()
+            self.books.forget(pages)
+            return pages
 
 
 class PoisonedLedger(PageLedger):

@@ -10,9 +10,11 @@ from kvpool.budget import StaticKVBudget, check_mem_fraction, compute_static_kv_
 from kvpool.device import device_of
 from kvpool.errors import KVCacheExhaustedError
 from kvpool.layout import KVCacheLayout
+from kvpool.numbers import whole_number
 from kvpool.pool.binds import PoolBinds
 from kvpool.pool.closed import ClosedTable
 from kvpool.pool.core import DEFAULT_PAGE_SIZE
+from kvpool.pool.figures import PoolFigures
 from kvpool.pool.graphs import PoolGraphs
 from kvpool.pool.guests import PoolGuests
 from kvpool.pool.pages import PoolPages
@@ -24,7 +26,9 @@ from kvpool.step import LatestTable
 __all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
 
 
-class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages, PoolPoison, PoolRestarts):
+class KVCachePool(
+    PoolBinds, PoolFigures, PoolGraphs, PoolGuests, PoolPages, PoolPoison, PoolRestarts
+):
     """K and V of a model in pages, shared between requests through a radix tree.
 
     The pool is static: its buffers are allocated once, binds claim pages of them and never grow
@@ -172,8 +176,7 @@ class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages, PoolPoison, Pool
         KVCacheExhaustedError
             Half of the free memory holds not one page.
         """
-        if want_slots < 1:
-            raise ValueError(f"want_slots must be at least 1, got {want_slots}")
+        want_slots = whole_number(want_slots, "want_slots", 1)
         num_pages = paging.num_pages_for_length(want_slots, page_size)
         place = device_of(device)
         found = place.read_memory() if memory is None else _checked_memory(memory)
@@ -256,11 +259,14 @@ class KVCachePool(PoolBinds, PoolGraphs, PoolGuests, PoolPages, PoolPoison, Pool
 
 
 def _checked_memory(memory: tuple[int, int]) -> tuple[int, int]:
-    if len(memory) != 2 or not 0 <= memory[1] <= memory[0]:
+    if len(memory) != 2:
+        raise ValueError(f"memory must be (total, free) bytes, got {len(memory)} numbers")
+    total, free = (whole_number(part, "memory") for part in memory)
+    if free > total:
         raise ValueError(
             f"memory must be (total, free) bytes with 0 <= free <= total, got {memory}"
         )
-    return memory
+    return total, free
 
 
 def _cap(layout: KVCacheLayout, page_size: int) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from kvpool.errors import KVCacheStateError
-from kvpool.pool.core import PoolCore, whole_number
+from kvpool.numbers import whole_number
+from kvpool.pool.core import PoolCore
 from kvpool.request import ExtraKey
 
 
@@ -46,8 +47,8 @@ class PoolBinds(PoolCore):
         TypeError
             Tokens that are no integers.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             alone = len(self._requests) == 0
             request = self._requests.bind(
                 prompt, total_capacity, extra_key, priority, self._prefix_reuse
@@ -75,8 +76,8 @@ class PoolBinds(PoolCore):
         ValueError
             Not even the prompt fits; then nothing was released.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             request = self._requests.bind_alone(
                 prompt, total_capacity, extra_key, self._prefix_reuse
             )
@@ -95,8 +96,8 @@ class PoolBinds(PoolCore):
         KVCacheExhaustedError
             Not one page each; then nothing was released.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             batch_size = whole_number(batch_size, "batch_size", at_least=1)
             capacity = whole_number(capacity, "capacity", at_least=1)
             requests = self._requests.bind_equal(batch_size, capacity, None, self._prefix_reuse)
@@ -107,8 +108,8 @@ class PoolBinds(PoolCore):
 
     def would_fit(self, prompt: Any, total_capacity: int, *, extra_key: ExtraKey = None) -> bool:
         """Whether `bind_request` would succeed now; changes nothing, not even recency."""
-        self._gate.enter()
         try:
+            self._gate.enter()
             return self._requests.ledger.would_fit(
                 prompt, total_capacity, extra_key, self._prefix_reuse
             )
@@ -134,8 +135,8 @@ class PoolBinds(PoolCore):
         ValueError
             `total_capacity` below what is written.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             storage = self._open_storage()
             self._device.check_upload()
             request = self._requests.get(request_id)
@@ -176,8 +177,8 @@ class PoolBinds(PoolCore):
         ValueError
             Tokens that contradict those given at bind or checkpoint; then nothing was changed.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             return self._requests.finish(
                 self._requests.get(request_id), tokens, self._prefix_reuse
             )
@@ -192,8 +193,8 @@ class PoolBinds(PoolCore):
         KVCacheStateError
             Several requests are bound, and not exactly one is active.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             candidates = list(self._requests) if len(self._requests) == 1 else self._live_rows()
             if len(candidates) != 1:
                 raise KVCacheStateError(
@@ -207,16 +208,16 @@ class PoolBinds(PoolCore):
 
     def unbind_request(self, request_id: int) -> None:
         """Give the request's private pages back at once; nothing is inserted."""
-        self._gate.enter()
         try:
+            self._gate.enter()
             self._requests.unbind(self._requests.get(request_id))
         finally:
             self._gate.leave()
 
     def unbind_requests(self) -> None:
         """Unbind every request."""
-        self._gate.enter()
         try:
+            self._gate.enter()
             self._requests.unbind_all()
         finally:
             self._gate.leave()

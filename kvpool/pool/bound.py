@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from kvpool.errors import KVCacheStateError
-from kvpool.pool.core import PoolCore, whole_number
+from kvpool.numbers import whole_number
+from kvpool.pool.core import PoolCore
 from kvpool.request import RequestInfo
 from kvpool.step import Step
 
@@ -27,8 +28,8 @@ class PoolRequests(PoolCore):
         KVCacheExhaustedError
             The pages cannot be had now.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             self._requests.extend(
                 self._requests.get(request_id), whole_number(total_capacity, "total_capacity")
             )
@@ -40,8 +41,8 @@ class PoolRequests(PoolCore):
 
         Pages that were written to stay, and so does a last page.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             self._requests.shrink(
                 self._requests.get(request_id), whole_number(total_capacity, "total_capacity")
             )
@@ -59,8 +60,8 @@ class PoolRequests(PoolCore):
         KVCacheExhaustedError
             `length` past the request's capacity.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             self._requests.mark_written(
                 self._requests.get(request_id), whole_number(length, "length")
             )
@@ -90,8 +91,8 @@ class PoolRequests(PoolCore):
         ValueError
             Tokens that contradict those given at bind or at an earlier checkpoint.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             return self._requests.checkpoint(
                 self._requests.get(request_id), tokens, self._prefix_reuse
             )
@@ -106,17 +107,24 @@ class PoolRequests(PoolCore):
 
     def matched_prefix_len(self, request_id: int) -> int:
         """Tokens found in the cache at bind, 0 for an unknown id."""
-        if request_id not in self._requests:
-            return 0
-        return self._requests.get(request_id).matched_pages * self._page_size
+        request = self._requests.ledger.leases.get(request_id)
+        return 0 if request is None else request.matched_pages * self._page_size
 
     def valid_len(self, request_id: int) -> int:
         """Leading tokens written on every layer and not taken back."""
-        return self._requests.valid_len(self._requests.get(request_id))
+        try:
+            self._gate.enter()
+            return self._requests.valid_len(self._requests.get(request_id))
+        finally:
+            self._gate.leave()
 
     def request(self, request_id: int) -> RequestInfo:
         """What is known of a bound request, a copy."""
-        return self._requests.info(self._requests.get(request_id))
+        try:
+            self._gate.enter()
+            return self._requests.info(self._requests.get(request_id))
+        finally:
+            self._gate.leave()
 
     @property
     def bound_request_count(self) -> int:
@@ -126,7 +134,12 @@ class PoolRequests(PoolCore):
     @property
     def request_capacity(self) -> int:
         """The smallest capacity of the active rows in tokens, 0 if none."""
-        return min((self._requests.capacity(request) for request in self._live_rows()), default=0)
+        try:
+            self._gate.enter()
+            rows = self._live_rows()
+            return min((self._requests.capacity(request) for request in rows), default=0)
+        finally:
+            self._gate.leave()
 
     # ---- steps
 
@@ -147,17 +160,23 @@ class PoolRequests(PoolCore):
         ValueError
             No ids, or one twice.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             if len(request_ids) == 1 and isinstance(request_ids[0], (list, tuple, np.ndarray)):
-                request_ids = tuple(np.asarray(request_ids[0]).tolist())
+                found = np.asarray(request_ids[0])
+                request_ids = tuple(found.tolist())
+                plain = found.dtype.kind in "iu"
+            else:
+                plain = {*map(type, request_ids)} == {int}
             if not request_ids:
                 raise ValueError("activate_step expects at least one request id, got none")
             if len(set(request_ids)) < len(request_ids):
                 raise ValueError(
                     f"activate_step expects each request once, got {list(request_ids)}"
                 )
-            requests = self._requests.get_all(request_ids)
+            # 1.0 and True are found under 1, so what is no int is looked at one by one.
+            get_each = map(self._requests.get, request_ids)
+            requests = self._requests.get_all(request_ids) if plain else [*get_each]
             self._activate(requests)
             step = self._make_step()
             if not step.is_alive:
@@ -176,8 +195,8 @@ class PoolRequests(PoolCore):
         KVCacheStateError
             There is none, or one of its requests has ended.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             if not self._live_rows():
                 raise KVCacheStateError("no step is active: bind a request and call activate_step")
             return self._make_step()

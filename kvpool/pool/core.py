@@ -17,7 +17,9 @@ from kvpool.dtypes import KVDType, check_scale
 from kvpool.errors import KVCacheStateError
 from kvpool.graph_buffers import GraphMode
 from kvpool.layout import KVCacheLayout
+from kvpool.numbers import INT32_MAX, whole_number
 from kvpool.poison import PoisonedStep, PoisonedTable, wants_poison
+from kvpool.pool.extent import MAX_PAGE_SIZE, check_addressable, make_storage
 from kvpool.request import Request
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable, Step
@@ -25,6 +27,8 @@ from kvpool.storage import KVStorage
 from kvpool_ext.eviction import check_eviction
 from kvpool_ext.gate import Gate
 from kvpool_ext.radix import RadixCache
+
+__all__ = ["DEFAULT_PAGE_SIZE", "PoolCore", "whole_number"]
 
 DEFAULT_PAGE_SIZE = 16
 
@@ -53,7 +57,7 @@ class PoolCore:
         poison: bool | None = None,
     ) -> None:
         num_slots = whole_number(num_slots, "num_slots", at_least=1)
-        page_size = whole_number(page_size, "page_size", at_least=1)
+        page_size = whole_number(page_size, "page_size", at_least=1, at_most=MAX_PAGE_SIZE)
         if num_slots % page_size:
             raise ValueError(
                 f"num_slots must be a multiple of page_size {page_size}, got {num_slots}"
@@ -67,16 +71,19 @@ class PoolCore:
         )
         self._device = device_of(device)
         self._dtype = KVDType.of(dtype, compute_dtype)
-        self._k_scale = check_scale(k_scale, "k_scale", num_layers, self._dtype)
-        self._v_scale = check_scale(v_scale, "v_scale", num_layers, self._dtype)
+        check_addressable(self._layout, num_slots, page_size, self._dtype)
+        self._k_scale = check_scale(k_scale, "k_scale", self._layout.num_layers, self._dtype)
+        self._v_scale = check_scale(v_scale, "v_scale", self._layout.num_layers, self._dtype)
         # The tree would say it too, but only once the buffers are there.
         check_eviction(eviction)
+        if eviction_history is not None:
+            whole_number(eviction_history, "eviction_history", 0, INT32_MAX)
         if zero_rejected_kv is None:
             zero_rejected_kv = os.environ.get("KVPOOL_ZERO_REJECTED_KV", "1") != "0"
         self._zero_rejected_kv = bool(zero_rejected_kv)
         self._num_slots = num_slots
         self._page_size = page_size
-        self._storage: KVStorage | None = KVStorage(
+        self._storage: KVStorage | None = make_storage(
             self._layout,
             num_slots,
             page_size,
@@ -91,11 +98,12 @@ class PoolCore:
         self._requests = table(
             num_slots // page_size,
             page_size,
-            num_layers,
+            self._layout.num_layers,
             eviction,
             eviction_history=eviction_history,
         )
         self._gate = Gate(KVCacheStateError)
+        self._requests.ledger.guard_by(self._gate)
         self._prefix_reuse = True
         # The rows to be active, and their step once somebody asks for it: a bind must not pay
         # for a step.
@@ -282,14 +290,3 @@ class PoolCore:
         if self._storage is None:
             raise KVCacheStateError("the pool is closed")
         return self._storage
-
-
-def whole_number(value: int, name: str, at_least: int = 0) -> int:
-    """`value` if it is an int of at least `at_least`, else TypeError or ValueError."""
-    if type(value) is not int and (
-        isinstance(value, bool) or not isinstance(value, (int, np.integer))
-    ):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {value}")
-    return int(value)

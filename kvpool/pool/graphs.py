@@ -33,8 +33,8 @@ class PoolGraphs(PoolRequests):
         return graph
 
     def _graph(self, kind: type[Any]) -> Any:
-        self._gate.enter()
         try:
+            self._gate.enter()
             if self._graph_wiring is None:
                 self._graph_wiring = self._wire()
             if kind not in self._graphs:

@@ -25,10 +25,12 @@ class PoolGuests(PoolCore):
         before either matters. Code is kept on disk, so that later processes only load it. If
         torch is loaded, its tensors over the buffers are made as well.
         """
-        self._open_storage().warm_up()
         # Here and not above: a pool must not need its guests.
         from kvpool.interop import torch as tensors
 
+        # Not held: it may take a minute, touches no slot, and another thread may want `stats`.
+        self._gate.check()
+        self._open_storage().warm_up()
         tensors.warm_up(self)  # type: ignore[arg-type]
 
     @property

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool import paging
-from kvpool.errors import KVCacheStateError
 from kvpool.explain import Explanation
+from kvpool.numbers import whole_number
 from kvpool.owners import PageOwners, page_owners
-from kvpool.pool.core import PoolCore, whole_number
+from kvpool.pool.core import PoolCore
 from kvpool.request import ExtraKey, RequestWatcher
 from kvpool.words import exhausted, page_owner
 
@@ -35,8 +35,8 @@ class PoolPages(PoolCore):
         KVCacheExhaustedError
             Not so many pages are free or evictable.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             num_tokens = whole_number(num_tokens, "num_tokens", at_least=1)
             num_pages = paging.num_pages_for_length(num_tokens, self._page_size)
             pages = self._requests.ledger.take(num_pages) if num_pages <= self.num_pages else None
@@ -67,8 +67,8 @@ class PoolPages(PoolCore):
             A page that is not whole, stands twice, or was not taken by `alloc`: names page and
             owner.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             pages = self._whole_pages(slots)
             bad = self._requests.ledger.give(pages)
             if bad >= 0:
@@ -118,22 +118,8 @@ class PoolPages(PoolCore):
 
     @prefix_reuse_enabled.setter
     def prefix_reuse_enabled(self, enabled: bool) -> None:
+        self._gate.check()
         self._prefix_reuse = bool(enabled)
-
-    @property
-    def prefix_prompt_tokens(self) -> int:
-        """Prompt tokens of all successful prefix binds, full length."""
-        return self._requests.prefix_prompt_tokens
-
-    @property
-    def prefix_match_tokens(self) -> int:
-        """Of these, tokens found in the cache."""
-        return self._requests.prefix_match_tokens
-
-    @property
-    def prefix_insert_tokens(self) -> int:
-        """Tokens newly brought into the tree by requests."""
-        return self._requests.prefix_insert_tokens
 
     def reset_prefix_cache(self) -> int:
         """Forget all cached prefixes, after new weights for instance.
@@ -146,8 +132,8 @@ class PoolPages(PoolCore):
         int
             Tokens whose pages were freed.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             return self._requests.ledger.reset()
         finally:
             self._gate.leave()
@@ -156,8 +142,8 @@ class PoolPages(PoolCore):
 
     def page_owner(self, page: int) -> str:
         """The owner of a page in words: free, a request, the tree, taken or scratch. May walk."""
-        self._gate.enter()
         try:
+            self._gate.enter()
             return page_owner(self._requests.ledger, whole_number(page, "page"))
         finally:
             self._gate.leave()
@@ -168,8 +154,8 @@ class PoolPages(PoolCore):
         One pass over free list, tree and requests, a few milliseconds for 100,000 pages. For the
         scheduler thread, as every call; `kvpool.inspect.page_map` draws it.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             return page_owners(self._requests.ledger)
         finally:
             self._gate.leave()
@@ -185,11 +171,23 @@ class PoolPages(PoolCore):
         callable
             Call it to stop; a second time it does nothing.
         """
-        self._gate.enter()
+        gate = self._gate
         try:
-            return self._requests.watch(watcher)
+            gate.enter()
+            stop_telling = self._requests.watch(watcher)
         finally:
-            self._gate.leave()
+            gate.leave()
+
+        def stop() -> None:
+            if gate.closed:
+                return
+            try:
+                gate.enter()
+                stop_telling()
+            finally:
+                gate.leave()
+
+        return stop
 
     def explain(self, prompt: Any, extra_key: ExtraKey = None) -> Explanation:
         """Why a bind of `prompt` would match as much as it does now, for a person to read.
@@ -216,8 +214,8 @@ class PoolPages(PoolCore):
         TypeError
             Tokens that are no integers.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             return self._requests.explain(prompt, extra_key, reuse=self._prefix_reuse)
         finally:
             self._gate.leave()
@@ -230,39 +228,8 @@ class PoolPages(PoolCore):
         KVCacheStateError
             Naming the page and its claimants, or the node whose locks do not add up.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             self._requests.check()
         finally:
             self._gate.leave()
-
-    def stats(self) -> dict[str, int]:
-        """Counters and gauges as a plain dict; may be read from another thread.
-
-        Pages now: ``pages_total`` is the sum of ``pages_free``, ``pages_private`` (shared ones
-        once), ``pages_tree`` and ``pages_taken``; ``pages_evictable`` of the tree's are unlocked.
-        Since the pool was made: the three ``prefix_`` counters, ``evicted_pages`` (also those that
-        `radix.evict` handed out), ``bind_failures`` (binds and forks that found too few pages),
-        which is the sum of ``bind_failures_no_pages`` (binds that waiting may help),
-        ``bind_failures_fork`` (such forks) and ``bind_failures_too_large`` (more pages than the
-        pool has).
-        """
-        if self._gate.closed:
-            raise KVCacheStateError("the pool is closed")
-        ledger = self._requests.ledger
-        failures = self._requests.failures_by_cause.copy()
-        return {
-            "pages_total": self.num_pages,
-            "pages_free": self._requests.free_pages,
-            "pages_private": ledger.private_pages,
-            "pages_tree": ledger.tree.total_size // self._page_size,
-            "pages_evictable": ledger.evictable_pages,
-            "pages_taken": ledger.allocator.num_taken,
-            "requests_bound": len(self._requests),
-            "prefix_prompt_tokens": self._requests.prefix_prompt_tokens,
-            "prefix_match_tokens": self._requests.prefix_match_tokens,
-            "prefix_insert_tokens": self._requests.prefix_insert_tokens,
-            "evicted_pages": ledger.tree.evicted_pages,
-            "bind_failures": sum(failures.values()),
-            **{f"bind_failures_{cause}": count for cause, count in failures.items()},
-        }

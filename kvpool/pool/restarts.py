@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from kvpool.device import Device, device_of
 from kvpool.errors import SnapshotError
-from kvpool.pool.core import PoolCore, whole_number
+from kvpool.numbers import whole_number
+from kvpool.pool.core import PoolCore
 from kvpool.snapshot import (
     Fingerprint,
     LoadReport,
@@ -62,8 +63,8 @@ class PoolRestarts(PoolCore):
         SnapshotError
             `path` is a device or the like, or `model` is no text.
         """
-        self._gate.enter()
         try:
+            self._gate.enter()
             storage = self._open_storage()
             fingerprint = Fingerprint.of(
                 model,

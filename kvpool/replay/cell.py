@@ -30,8 +30,8 @@ class Cell:
 
     Raises
     ------
-    ValueError
-        No page fits, no such page size or policy, or a policy without a capacity.
+    ValueError, TypeError
+        No page fits, no such page size or policy, a policy without a capacity, or no integer.
     """
 
     capacity: int | None
@@ -39,6 +39,9 @@ class Cell:
     policy: str = "lru"
 
     def __post_init__(self) -> None:
+        for name, value in (("page_size", self.page_size), ("capacity", self.capacity)):
+            if type(value) is not int and not (value is None and name == "capacity"):
+                raise TypeError(f"{name} must be an int, got {type(value).__name__}")
         if not 1 <= self.page_size <= MAX_PAGE_SIZE:
             raise ValueError(f"page_size must be in 1 .. {MAX_PAGE_SIZE:,}, got {self.page_size}")
         if self.capacity is not None and self.capacity < self.page_size:

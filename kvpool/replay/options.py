@@ -37,8 +37,8 @@ class ReplayOptions:
 
     Raises
     ------
-    ValueError
-        A number out of range.
+    ValueError, TypeError
+        A number out of range, or none.
     """
 
     window: int = 32
@@ -52,6 +52,10 @@ class ReplayOptions:
     keep_matches: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("window", "block_size", "limit", "explain"):
+            value = getattr(self, name)
+            if type(value) is not int and not (value is None and name == "limit"):
+                raise TypeError(f"{name} must be an int, got {type(value).__name__}")
         if self.window < 1:
             raise ValueError(f"window must be at least 1 request, got {self.window}")
         if not 1 <= self.block_size <= MAX_REQUEST_TOKENS:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvpool.numbers import INT32_MAX
 from kvpool.sizing.errors import SizingError
 from kvpool.sizing.shapes import SHAPES
 
@@ -89,6 +91,8 @@ def load_config(source: str | Path) -> Config:
         raise SizingError(_not_found(name, path)) from None
     except OSError as error:
         raise SizingError(f"{path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise SizingError(f"{path} is no config: it is nested too deeply") from None
     except ValueError as error:  # broken JSON, or bytes that are not UTF-8
         raise SizingError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -105,7 +109,7 @@ def load_config(source: str | Path) -> Config:
 
 
 def whole_number(config: Mapping[str, Any], key: str) -> int:
-    """A number that must be there, and an integer of at least 1.
+    """A number that must be there, and an integer that a size can be.
 
     Raises
     ------
@@ -115,8 +119,10 @@ def whole_number(config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
     if value is None:
         raise SizingError(f"config lacks {key}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SizingError(f"config has {key} = {value!r}, expected an integer of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT32_MAX:
+        raise SizingError(
+            f"config has {key} = {reprlib.repr(value)}, expected an integer in 1 .. {INT32_MAX}"
+        )
     return value
 
 

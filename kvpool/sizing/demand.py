@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvpool.numbers import INT32_MAX, whole_number
 from kvpool.paging import num_pages_for_length
 from kvpool.sizing.errors import SizingError
 from kvpool.sizing.gpus import GPU, GPUS, known_gpu
@@ -14,6 +15,7 @@ from kvpool.sizing.model import Model
 from kvpool.sizing.setting import KV_DTYPES, Setting, budget_of
 
 RANKS = (1, 2, 4, 8)
+MOST_BYTES = 2**60  # the search for the least memory ends above
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,10 @@ def plan_demand(
         Less than one request or token, or no number of ranks divides the model.
     """
     for name, value in (("requests", num_requests), ("length", length)):
-        if value < 1:
-            raise SizingError(f"{name} must be at least 1, got {value}")
+        try:
+            whole_number(value, name, 1, INT32_MAX)
+        except (TypeError, ValueError) as error:
+            raise SizingError(str(error)) from None
     possible = _possible_ranks(model, ranks)
     load = replace(setting, max_batch_size=num_requests, max_seq_len=length)
     rows = []
@@ -112,6 +116,11 @@ def plan_demand(
         for tp_size in possible:
             per_token = model.layout(tp_size).bytes_per_token(dtype)
             kv_bytes[tp_size] = num_pages * setting.page_size * per_token
+            if kv_bytes[tp_size] > MOST_BYTES:
+                raise SizingError(
+                    f"{num_requests:,} requests of {length:,} tokens take {kv_bytes[tp_size]:,} "
+                    "bytes of K and V, more than any machine has: ask for less"
+                )
             memory[tp_size] = _least_memory(model, replace(load, tp_size=tp_size), dtype)
         rows.append(DTypeDemand(dtype, num_pages, kv_bytes, memory))
     gpus = [known_gpu(name) for name in GPUS] if gpus is None else gpus

@@ -187,9 +187,10 @@ def _feed_forward(
 def _sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> int:
     if family.experts != "some layers":
         return layers if family.experts else 0
-    step = config.get("decoder_sparse_step") or 1
-    dense = config.get("mlp_only_layers") or []
-    return sum((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+    step = whole_number({"decoder_sparse_step": 1, **config}, "decoder_sparse_step")
+    given = config.get("mlp_only_layers") or []
+    dense = {layer for layer in given if type(layer) is int and 0 <= layer < layers}
+    return layers // step - sum((layer + 1) % step == 0 for layer in dense)
 
 
 def _num_experts(config: Mapping[str, Any], mixtral: bool) -> int:

@@ -5,9 +5,11 @@ A wrong number would look like any other. What is counted as an upper bound is s
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from kvpool.numbers import INT32_MAX, shown
 from kvpool.sizing.config import Config
 
 _ATTENTION = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
@@ -162,7 +164,9 @@ def _is_no_integer(text: Mapping[str, Any]) -> str | None:
         if isinstance(value, list):
             return f"{key} is a list: layers differ in it"
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            return f"{key} is {value!r}, expected an integer"
+            return f"{key} is {reprlib.repr(value)}, expected an integer"
         if value is not None and value < 1:
-            return f"{key} is {value}, expected at least 1"
+            return f"{key} is {shown(value)}, expected at least 1"
+        if value is not None and value > INT32_MAX:
+            return f"{key} is {shown(value)}, expected at most {INT32_MAX}"
     return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvpool.budget import StaticKVBudget, check_mem_fraction, compute_static_kv_budget
 from kvpool.dtypes import FLOAT_DTYPES, FP8_DTYPES
+from kvpool.numbers import INT64_MAX, whole_number
 from kvpool.sizing.errors import SizingError
 from kvpool.sizing.model import Model
 
@@ -47,7 +48,7 @@ class Setting:
     def __post_init__(self) -> None:
         try:
             check_mem_fraction(self.mem_fraction)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise SizingError(str(error)) from None
         for name, value, least in (
             ("memory", self.total, 1),
@@ -57,8 +58,11 @@ class Setting:
             ("max_batch_size", self.max_batch_size, 1),
             ("max_seq_len", self.max_seq_len, 1),
         ):
-            if value is not None and value < least:
-                raise SizingError(f"{name} must be at least {least}, got {value}")
+            if value is not None:
+                try:
+                    whole_number(value, name, least, INT64_MAX)
+                except (TypeError, ValueError) as error:
+                    raise SizingError(str(error)) from None
         if self.max_seq_len is not None and self.max_batch_size is None:
             raise SizingError(
                 "max_seq_len caps the pool only together with max_batch_size: give both"

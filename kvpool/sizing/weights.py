@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import struct
 from pathlib import Path
 
+from kvpool.numbers import INT64_MAX
 from kvpool.sizing.errors import SizingError
 
 _INDEX = "model.safetensors.index.json"
@@ -32,13 +34,16 @@ def _total_of_index(path: Path) -> int:
         total = json.loads(path.read_text(encoding="utf-8"))["metadata"]["total_size"]
         # Some writers made a float of it.
         num_bytes = int(total)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise SizingError(
             f"{path} has no metadata.total_size: say how many bytes the weights have",
             remedy="weights",
         ) from None
-    if num_bytes < 1:
-        raise SizingError(f"{path} has metadata.total_size = {total}, expected bytes")
+    if isinstance(total, bool) or not 1 <= num_bytes <= INT64_MAX:
+        raise SizingError(
+            f"{path} has metadata.total_size = {reprlib.repr(total)}, expected bytes in 1 .. "
+            f"{INT64_MAX}"
+        )
     return num_bytes
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.numbers import whole_number
 from kvpool.page_table import PageTable
 from kvpool.step.in_graph import StepInGraph
 from kvpool.step.reading import StepReading
@@ -41,8 +42,8 @@ class Step(StepReading, StepInGraph, StepRollback):
     @property
     def capacities(self) -> list[int]:
         """Slots reserved for each row, in tokens."""
-        self._enter()
         try:
+            self._enter()
             return self._rows.capacities()
         finally:
             self._gate.leave()
@@ -74,9 +75,11 @@ class Step(StepReading, StepInGraph, StepRollback):
         ValueError
             Another number of rows.
         """
-        self._enter()
         try:
-            if batch_size is not None and batch_size != self.batch_size:
+            self._enter()
+            if batch_size is not None and (
+                whole_number(batch_size, "batch_size") != self.batch_size
+            ):
                 raise ValueError(f"the step has {self.batch_size} rows, expected {batch_size}")
             self._check_lengths(self._rows.positions(end_pos, "end_pos"))
         finally:
@@ -125,8 +128,8 @@ class Step(StepReading, StepInGraph, StepRollback):
             Wrong layer, shape, dtype or device, a slot at or past ``num_slots``, or a position on
             a read-only page (below ``shared_len``).
         """
-        self._enter()
         try:
+            self._enter()
             storage = self._storage
             layer = storage.check_layer(layer)
             graph = self._graph_mode.current
@@ -171,8 +174,8 @@ class Step(StepReading, StepInGraph, StepRollback):
         start_pos, seqlen : int or sequence of int
             First position, and number of positions, of each row.
         """
-        self._enter()
         try:
+            self._enter()
             graph = self._graph_mode.current
             if graph is not None:
                 return self._slots_in_graph(graph, start_pos, seqlen)
@@ -205,8 +208,8 @@ class Step(StepReading, StepInGraph, StepRollback):
         KVCacheStateError
             In the block of a graph that was prepared for other lengths.
         """
-        self._enter()
         try:
+            self._enter()
             wanted = self._lengths(lengths)
             graph = self._graph_mode.current
             if graph is not None:
@@ -219,8 +222,8 @@ class Step(StepReading, StepInGraph, StepRollback):
 
     def build_page_table(self, lengths: Positions) -> PageTable:
         """A page table of the caller's own; the step neither keeps nor changes it."""
-        self._enter()
         try:
+            self._enter()
             return self._build(self._lengths(lengths), own=False)
         finally:
             self._gate.leave()
@@ -228,12 +231,16 @@ class Step(StepReading, StepInGraph, StepRollback):
     @property
     def current_page_table(self) -> PageTable | None:
         """The shared page table, or None where none was made."""
-        self._enter()
-        self._gate.leave()
-        return self._graph_table() or self._page_table
+        try:
+            self._enter()
+            return self._graph_table() or self._page_table
+        finally:
+            self._gate.leave()
 
     def clear_page_table(self) -> None:
         """Forget the shared page table."""
-        self._enter()
-        self._gate.leave()
-        self._page_table = None
+        try:
+            self._enter()
+            self._page_table = None
+        finally:
+            self._gate.leave()

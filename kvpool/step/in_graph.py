@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvpool.errors import KVCacheStateError
 from kvpool.graph_buffers import Filling, GraphBuffers
+from kvpool.numbers import whole_number
 from kvpool.page_table import PageTable
 from kvpool.step.rows import Positions, StepBase
 from kvpool_ext.windows import StepWindow
@@ -23,8 +24,8 @@ class StepInGraph(StepBase):
         self, graph: Any, cache_len: Positions, start_pos: Positions, window_len: int
     ) -> GraphBuffers:
         """Fill the graph's buffers for this step and declare its writes; see `Graph.prepare`."""
-        self._enter()
         try:
+            self._enter()
             self._storage.device.check_upload()
             lengths, window = self._positions(cache_len, start_pos, window_len)
             buffers: GraphBuffers = graph.buffers_for(self._rows, lengths, window_len)
@@ -42,8 +43,9 @@ class StepInGraph(StepBase):
         self, graph: Any, cache_len: Positions, start_pos: Positions, batch: int
     ) -> tuple[GraphBuffers, Filling | None]:
         """Fill the graph's buffers with scratch writes; also what they held before."""
-        self._enter()
         try:
+            self._enter()
+            batch = whole_number(batch, "batch", 1)
             if batch not in (self.batch_size, graph.bucket(self.batch_size)):
                 raise ValueError(
                     f"prefetch for a batch of {batch}: the active step has {self.batch_size} rows "
@@ -60,8 +62,8 @@ class StepInGraph(StepBase):
 
     def install_graph(self, graph: Any, table: PageTable, uniform_len: Positions) -> GraphBuffers:
         """Make the graph's `table` this step's, at a length, until positions are known."""
-        self._enter()
         try:
+            self._enter()
             self._storage.device.check_upload()
             lengths = self._lengths(uniform_len)
             buffers: GraphBuffers = graph.buffers_for(self._rows, lengths, 1)

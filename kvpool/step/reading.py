@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.numbers import INT32_MAX, whole_number
 from kvpool.step.rows import StepBase
 
 
@@ -51,12 +52,14 @@ class StepReading(StepBase):
         ValueError, TypeError
             `out` of another shape, dtype or device, or not contiguous.
         """
-        self._enter()
         try:
+            self._enter()
             storage = self._storage
             layer = storage.check_layer(layer)
-            length = _length(length)
-            if not padded:
+            length = whole_number(length, "length", 0, INT32_MAX)
+            if padded:
+                self._check_padded(length)
+            else:
                 self._check_lengths(self._rows.positions(length, "length"))
             if slots is None:
                 found = self._rows.slot_indices(length, True)
@@ -81,11 +84,21 @@ class StepReading(StepBase):
         and V. Positions past a row's capacity repeat its last slot: mask them. For a `put` take
         `window_slot_indices`.
         """
-        self._enter()
         try:
-            return self._storage.device.to_device(self._rows.slot_indices(_length(length), False))
+            self._enter()
+            length = whole_number(length, "length", 0, INT32_MAX)
+            self._check_padded(length)
+            return self._storage.device.to_device(self._rows.slot_indices(length, False))
         finally:
             self._gate.leave()
+
+    def _check_padded(self, length: int) -> None:
+        """ValueError where a length is none that any row could have: it sizes what is made."""
+        if length > self._storage.num_slots:
+            raise ValueError(
+                f"length must be at most {self._storage.num_slots}, all slots of the pool, "
+                f"got {length}"
+            )
 
     def _checked_out(self, array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         found = self._storage.device.asarray(array, "out")
@@ -96,11 +109,3 @@ class StepReading(StepBase):
                 f"{list(found.shape)} of {found.dtype} with strides {list(found.strides)}"
             )
         return found
-
-
-def _length(length: int) -> int:
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
-        raise TypeError(f"length must be an int, got {type(length).__name__}")
-    if not 0 <= length < 2**31:
-        raise ValueError(f"length must be in 0 .. {2**31 - 1}, got {length}")
-    return int(length)

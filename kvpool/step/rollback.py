@@ -31,8 +31,8 @@ class StepRollback(StepBase):
         ValueError
             Negative, past a row's capacity, or below its ``shared_len``.
         """
-        self._enter()
         try:
+            self._enter()
             lengths = self._rows.positions(sealed_len, "sealed_len")
             self._check_range(lengths, lengths, "seal_length")
             return self._seal(lengths)
@@ -48,8 +48,8 @@ class StepRollback(StepBase):
             A reversed or negative range, one past a row's capacity, or one that touches read-only
             pages.
         """
-        self._enter()
         try:
+            self._enter()
             starts = self._rows.positions(from_pos, "from_pos")
             ends = self._rows.positions(end_pos, "end_pos")
             window = self._check_range(starts, ends, "invalidate_range", may_touch=True)
@@ -73,8 +73,8 @@ class StepRollback(StepBase):
         ValueError
             ``written_end < sealed_len``, past a row's capacity, negative, or below ``shared_len``.
         """
-        self._enter()
         try:
+            self._enter()
             sealed = self._rows.positions(sealed_len, "sealed_len")
             ends = self._rows.positions(written_end, "written_end")
             self._check_range(sealed, sealed, "truncate_to")
@@ -88,9 +88,11 @@ class StepRollback(StepBase):
     @contextmanager
     def verify_window(self) -> Iterator[StepRollback]:
         """Mark the forward pass inside as a verify window: several causal queries a row."""
-        self._enter()
-        self._gate.leave()
-        before, self._in_verify_window = self._in_verify_window, True
+        try:
+            self._enter()
+            before, self._in_verify_window = self._in_verify_window, True
+        finally:
+            self._gate.leave()
         try:
             yield self
         finally:

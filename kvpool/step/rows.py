@@ -85,13 +85,10 @@ class StepBase:
     # ---- life
 
     def _enter(self) -> None:
+        """Begin a call, as the first thing in a `try` whose `finally` leaves the gate."""
         self._gate.enter()
         if self._seen_losses != self._ledger.num_losses:
-            try:
-                self._recheck()
-            except BaseException:
-                self._gate.leave()
-                raise
+            self._recheck()
 
     def _recheck(self) -> None:
         """Some request ended or shrank: die with one of ours, forget pages that ours gave back."""

@@ -1,0 +1,82 @@
+"""PoolFigures: what a pool counts, as one consistent reading that any thread may take."""
+
+from __future__ import annotations
+
+import time
+
+from kvpool.errors import KVCacheStateError
+from kvpool.pool.core import PoolCore
+
+# How long a reader waits for a moment between two calls of the scheduler, and between two looks.
+PATIENCE_SECONDS = 10.0
+LOOK_SECONDS = 0.0002
+
+
+class PoolFigures(PoolCore):
+    """Counters and gauges of a pool."""
+
+    @property
+    def prefix_prompt_tokens(self) -> int:
+        """Prompt tokens of all successful prefix binds, full length."""
+        return self._requests.prefix_prompt_tokens
+
+    @property
+    def prefix_match_tokens(self) -> int:
+        """Of these, tokens found in the cache."""
+        return self._requests.prefix_match_tokens
+
+    @property
+    def prefix_insert_tokens(self) -> int:
+        """Tokens newly brought into the tree by requests."""
+        return self._requests.prefix_insert_tokens
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges as a plain dict; any thread may read them, at any time.
+
+        All are of one moment between two calls: another thread than the scheduler's waits for
+        such a moment, while the scheduler's own, inside of a call too, reads at once.
+
+        Pages now: ``pages_total`` is the sum of ``pages_free``, ``pages_private`` (shared ones
+        once), ``pages_tree`` and ``pages_taken``; ``pages_evictable`` of the tree's are unlocked.
+        Since the pool was made: the three ``prefix_`` counters, ``evicted_pages`` (also those that
+        `radix.evict` handed out), ``bind_failures`` (binds and forks that found too few pages),
+        which is the sum of ``bind_failures_no_pages`` (binds that waiting may help),
+        ``bind_failures_fork`` (such forks) and ``bind_failures_too_large`` (more pages than the
+        pool has).
+
+        Raises
+        ------
+        KVCacheStateError
+            The pool is closed, or a call of another thread has not ended for ten seconds.
+        """
+        give_up = None
+        while True:
+            before = self._gate.moment()
+            if before >= 0:
+                reading = self._read()
+                if self._gate.moment() == before:
+                    return reading
+            now = time.monotonic()
+            if give_up is None:
+                give_up = now + PATIENCE_SECONDS
+            elif now > give_up:
+                raise KVCacheStateError(
+                    f"stats found no moment between two calls in {PATIENCE_SECONDS:.0f} seconds: "
+                    "a call of another thread has not ended, or was cut off by a fork"
+                )
+            time.sleep(LOOK_SECONDS)
+
+    def _read(self) -> dict[str, int]:
+        requests = self._requests
+        gauges = requests.ledger.gauges()
+        failures = requests.failures_by_cause.copy()
+        return {
+            "pages_total": self.num_pages,
+            **gauges,
+            "prefix_prompt_tokens": requests.prefix_prompt_tokens,
+            "prefix_match_tokens": requests.prefix_match_tokens,
+            "prefix_insert_tokens": requests.prefix_insert_tokens,
+            "evicted_pages": requests.ledger.tree.evicted_pages,
+            "bind_failures": sum(failures.values()),
+            **{f"bind_failures_{cause}": count for cause, count in failures.items()},
+        }

@@ -1,0 +1,10 @@
+cdef class Gate:
+    cdef object error
+    cdef str what
+    cdef unsigned long owner       # thread of the call that runs, or ran last
+    cdef Py_ssize_t depth          # calls that run, each inside the one before
+    cdef readonly Py_ssize_t num_calls    # outermost calls so far
+    cdef readonly bint closed
+
+    cdef int c_enter(self) except -1
+    cdef void c_leave(self) noexcept
