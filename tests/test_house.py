@@ -45,6 +45,7 @@ LEVELS = {
     "kvpool": 10,  # kvpool/__init__.py: the public names
     "kvpool.doctor": 11,
     "kvpool.metrics": 11,
+    "kvpool.soak": 11,
     "kvpool.cli": 12,
     "kvpool.__main__": 13,
 }
