@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvpool.device import Device
 from kvpool.numbers import INT32_MAX, whole_number
 from kvpool.paging import num_pages_for_length
+from kvpool_ext.tables import change_lengths
 
 
 class PageTable:
@@ -130,17 +131,22 @@ class PageTable:
         lengths : ndarray
             int64, one for each row; in a graph's table, for each row that is no padding.
         """
-        n = len(lengths)
-        num_pages = -(-lengths // self.page_size)
-        if not np.array_equal(num_pages, np.diff(self.indptr_host[: n + 1])):
+        before, version = self.lengths_host[: len(lengths)].copy(), self.version + 1
+        if not self._change(lengths):
             return False
-        self.lengths_host[:n] = lengths
-        self.last_page_len_host[:n] = np.where(
-            num_pages > 0, lengths - (num_pages - 1) * self.page_size, 0
-        )
-        self._device.refresh(self.last_page_len, self.last_page_len_host)
-        self.version += 1
+        if self.last_page_len is not self.last_page_len_host:
+            try:
+                self._device.refresh(self.last_page_len, self.last_page_len_host)
+            except BaseException:
+                self._change(before)
+                raise
+        self.version = version
         return True
+
+    def _change(self, lengths: NDArray[np.int64]) -> bool:
+        return change_lengths(
+            lengths, self.page_size, self.indptr_host, self.lengths_host, self.last_page_len_host
+        )
 
     def covers(self, lengths: Any) -> bool:
         """Whether the table is the one for exactly these lengths."""

@@ -22,10 +22,17 @@ class RequestWatcher(Protocol):
     """Is told of requests as they meet the tree. What it raises ends the call that told it."""
 
     def on_bind(self, request: Request) -> None:
-        """A prompt was bound while prefix reuse was on, and its match is locked."""
+        """A prompt was bound while prefix reuse was on, and its match is locked.
+
+        If it raises, the request is unbound again, and its id and its prompt count for nothing.
+        What the bind evicted, or an exclusive one released, is gone, and its match was an access.
+        """
 
     def on_publish(self, request: Request) -> None:
-        """A finish or checkpoint comes: private pages of `request` may become the tree's."""
+        """A finish or checkpoint comes: private pages of `request` may become the tree's.
+
+        If it raises, nothing has changed.
+        """
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from kvpool.request_counts import RequestCounts
 from kvpool.words import exhausted, past_capacity
 from kvpool_ext.ledger import PageLedger
 from kvpool_ext.tokens import as_tokens
+from kvpool_ext.tree import as_namespace
 
 
 class RequestTable(RequestCounts):
@@ -56,9 +57,8 @@ class RequestTable(RequestCounts):
         *,
         eviction_history: int | None = None,
     ) -> None:
-        super().__init__()
-        self.ledger = self._make_ledger(
-            num_pages, page_size, num_layers, eviction, eviction_history
+        super().__init__(
+            self._make_ledger(num_pages, page_size, num_layers, eviction, eviction_history)
         )
         self.page_size = page_size
         self.num_pages = num_pages
@@ -96,23 +96,20 @@ class RequestTable(RequestCounts):
         self, prompt: Any, total_capacity: int, extra_key: ExtraKey, priority: int, reuse: bool
     ) -> Request:
         """Bind strictly: all of `total_capacity`, or KVCacheExhaustedError and no change."""
-        last_tag = self.ledger.last_tag
+        last_tag, watchers = self.ledger.last_tag, iter(self.watchers if reuse else ())
         try:
             lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
             if lease is None:
                 what, needed = f"binding {total_capacity} tokens", self.ledger.needed_pages
                 num_pages = self._pages(total_capacity)
                 raise self._refused("no_pages", what, needed=needed, num_pages=num_pages)
-            if reuse:
-                for watcher in self.watchers:
-                    watcher.on_bind(lease)
-                self.prefix_prompt_tokens += lease.prompt_len
-                self.prefix_match_tokens += lease.matched_pages * self.page_size
+            for watcher in watchers:
+                watcher.on_bind(lease)
             return lease
         except BaseException:
-            # Also an interrupt: nobody would know the id of what was bound.
+            # A watcher, or an interrupt: nobody would know the id of what was bound.
             if self.ledger.last_tag > last_tag:
-                self.ledger.release(self.ledger.leases[last_tag + 1])
+                self.ledger.take_back(self.ledger.leases[last_tag + 1])
             raise
 
     def bind_alone(
@@ -126,48 +123,53 @@ class RequestTable(RequestCounts):
             Not even the prompt fits, with reuse on; then nothing was released. With reuse off the
             request gets what there is, as by `bind_equal`.
         """
-        prompt = as_tokens(prompt)
+        prompt, extra_key = as_tokens(prompt), as_namespace(extra_key)
         num_tokens = prompt.size
         matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
         wanted = self.ledger.pages_for(num_tokens, total_capacity)
         capacity = min(wanted, matched + room) * self.page_size
         if capacity < num_tokens and not reuse:
-            return self.bind_equal(1, total_capacity, extra_key, False)[0]
+            return self.bind_equal(1, total_capacity, extra_key, False)[0][0]
         if capacity < num_tokens:
             raise ValueError(
                 f"a prompt of {num_tokens} tokens cannot fit: {capacity} slots are the most that "
                 "releasing all other requests gives"
             )
-        self.unbind_all()
-        return self.bind(prompt, capacity, extra_key, 0, reuse)
+        last_tag, watchers = self.ledger.last_tag, iter(self.watchers if reuse else ())
+        try:
+            lease = self.ledger.bind_alone(prompt, capacity, extra_key, reuse)
+            assert lease is not None, "room_if_alone promised these pages"
+            for watcher in watchers:
+                watcher.on_bind(lease)
+            return lease
+        except BaseException:
+            if self.ledger.last_tag > last_tag:
+                self.ledger.take_back(self.ledger.leases[last_tag + 1])
+            raise
 
     def bind_equal(
         self, batch_size: int, capacity: int, extra_key: ExtraKey, reuse: bool
-    ) -> list[Request]:
-        """Release every other request, then bind `batch_size` blank ones, clamped equally."""
+    ) -> tuple[list[Request], list[int]]:
+        """Release every other request, then bind `batch_size` blank ones, clamped equally.
+
+        Returns
+        -------
+        tuple of list
+            The requests, and their ids.
+        """
         _, room = self.ledger.room_if_alone([], extra_key, False)
         num_pages = min(self._pages(capacity), room // batch_size)
         if num_pages == 0:
             what, least = f"binding {batch_size} requests", batch_size
             raise self._refused("no_pages", what, needed=least, num_pages=least, free=room)
-        self.unbind_all()
-        requests = []
-        for _ in range(batch_size):
-            lease = self.ledger.bind_blank(num_pages, extra_key, reuse)
-            assert lease is not None, "room_if_alone promised these pages"
-            requests.append(lease)
-        return requests
+        bound = self.ledger.bind_equal(batch_size, num_pages, extra_key, reuse)
+        assert bound is not None, "room_if_alone promised these pages"
+        return bound
 
-    def fork(
-        self, request: Request, total_capacity: int
-    ) -> tuple[Request, tuple[int, int] | None]:
+    def fork(self, request: Request, total_capacity: int) -> Request:
         """A second request over the same written tokens.
 
-        Returns
-        -------
-        tuple
-            The new request, and ``(source page, target page)`` of the partial page that must be
-            copied, or None.
+        Its partial page, if there is one, stands where that of `request` does and is to be copied.
         """
         valid_len = self.valid_len(request)
         if total_capacity < max(1, valid_len):
@@ -183,10 +185,9 @@ class RequestTable(RequestCounts):
         if lease is None:
             what, needed = f"forking with {total_capacity} tokens", num_pages - shared
             raise self._refused("fork", what, needed=needed, num_pages=num_pages)
-        if valid_len % self.page_size == 0:
-            return lease, None
-        lease.entered_pages = shared + 1
-        return lease, (int(request.pages()[shared]), int(lease.pages()[shared]))
+        if valid_len % self.page_size:
+            lease.entered_pages = shared + 1
+        return lease
 
     def _refused(self, cause: str, what: str, **numbers: Any) -> KVCacheExhaustedError:
         error = exhausted(self.ledger, what, **numbers)
@@ -224,9 +225,7 @@ class RequestTable(RequestCounts):
 
     def checkpoint(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert what is written so far and keep the request bound."""
-        inserted = self._publish(self.ledger.checkpoint, request, tokens, reuse)
-        self.prefix_insert_tokens += inserted
-        return inserted
+        return self._publish(self.ledger.checkpoint, request, tokens, reuse)
 
     def info(self, request: Request) -> RequestInfo:
         """A copy of what is known of a request."""
@@ -236,9 +235,7 @@ class RequestTable(RequestCounts):
 
     def finish(self, request: Request, tokens: Any, reuse: bool) -> int:
         """Insert the written whole pages of `tokens`, then unbind."""
-        inserted = self._publish(self.ledger.finish, request, tokens, reuse)
-        self.prefix_insert_tokens += inserted
-        return inserted
+        return self._publish(self.ledger.finish, request, tokens, reuse)
 
     def _publish(
         self, verb: Callable[..., int], request: Request, tokens: Any, reuse: bool

@@ -58,6 +58,7 @@ cdef class NodeArena:
     cdef node_t new_node(self) noexcept nogil
     cdef void drop_node(self, node_t n) noexcept nogil
     cdef int64_t handle_of(self, node_t n) noexcept nogil
+    cdef int64_t next_handle(self, Py_ssize_t k) noexcept nogil
     cdef node_t resolve(self, object handle) except? -2
 
     cdef uint32_t hash_page(self, node_t parent, const token_t *tokens) noexcept nogil

@@ -10,9 +10,9 @@ import os
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport INT32_MAX, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memset
 
+from kvpool_ext.memory cimport free, malloc, realloc
 from kvpool_ext.runs cimport UNIT, TokenRuns
 from kvpool_ext.types cimport NO_NODE, node_t, prefetch, token_t
 
@@ -110,6 +110,16 @@ cdef class NodeArena:
 
     cdef int64_t handle_of(self, node_t n) noexcept nogil:
         return (<int64_t>(self.nodes[n].generation & 0x7FFFFFFF) << 32) | <int64_t>n
+
+    cdef int64_t next_handle(self, Py_ssize_t k) noexcept nogil:
+        """The handle of the node that `new_node` makes after `k` others; `reserve` came before."""
+        cdef node_t n = self.first_free
+        while n != NO_NODE and k > 0:
+            n = self.nodes[n].next_in_bucket
+            k -= 1
+        if n == NO_NODE:
+            n = self.num_used + <node_t>k
+        return (<int64_t>((self.nodes[n].generation + 1) & 0x7FFFFFFF) << 32) | <int64_t>n
 
     cdef node_t resolve(self, object handle) except? -2:
         """The node behind a Python handle; ValueError when it died since."""

@@ -7,9 +7,9 @@ where within a list is `eviction.pyx`'s part.
 """
 cimport cython
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libc.stdlib cimport free, realloc
 
 from kvpool_ext.arena cimport NodeArena
+from kvpool_ext.memory cimport free, realloc
 from kvpool_ext.types cimport NO_NODE, node_t
 
 

@@ -1,10 +1,10 @@
 """PageCounts: one number a page, raised for what a lease matched and cleared for what is private to it."""
 cimport numpy as cnp
 from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from kvpool_ext.lease cimport PageLease
+from kvpool_ext.memory cimport calloc, free
 
 cnp.import_array()
 

@@ -32,7 +32,6 @@ Nodes that a reset detached are no longer cached: they go first, in the order of
 """
 cimport cython
 from libc.stdint cimport int32_t, uint32_t
-from libc.stdlib cimport free, realloc
 
 from kvpool_ext.arena cimport (
     IS_DETACHED,
@@ -51,6 +50,7 @@ from kvpool_ext.classes cimport (
     link_newest,
     unlink,
 )
+from kvpool_ext.memory cimport free, realloc
 from kvpool_ext.types cimport NO_NODE, node_t
 
 EVICTION_POLICIES = ("lru", "fifo", "lfu")

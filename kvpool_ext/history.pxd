@@ -57,6 +57,6 @@ cdef class EvictionHistory:
     cdef bint grow(self) noexcept nogil
     cdef void forget_oldest(self) noexcept nogil
     cdef void forget_all(self) noexcept nogil
-    cdef int reset(self) except -1
+    cdef void reset(self) noexcept
     cdef int bury_root(self, int64_t handle, object extra_key) except -1
     cdef Py_ssize_t common(self, Evicted *record, const token_t *tokens, Py_ssize_t num_pages) noexcept nogil

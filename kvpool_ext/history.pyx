@@ -11,7 +11,6 @@ only dropped after all older ones, which keeps this true.
 """
 cimport cython
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 cimport numpy as cnp
 
 from kvpool_ext.arena cimport Node, NodeArena
+from kvpool_ext.memory cimport free, malloc
 from kvpool_ext.runs cimport UNIT, TokenRuns, run_bytes
 from kvpool_ext.tokens cimport borrow_tokens
 from kvpool_ext.types cimport node_t, prefetch, token_t
@@ -169,13 +169,12 @@ cdef class EvictionHistory:
         while self.num_records > 0:
             self.forget_oldest()
 
-    cdef int reset(self) except -1:
+    cdef void reset(self) noexcept:
         """The tree was reset: what was evicted before matches nothing any more."""
         self.forget_all()
         self.dead_roots.clear()
         self.num_forgotten = 0
         self.reset_ns = kvpool_now_ns()
-        return 0
 
     cdef int bury_root(self, int64_t handle, object extra_key) except -1:
         """A namespace lost its last page, and its root: the records under it are still found by its key."""

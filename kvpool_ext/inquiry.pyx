@@ -5,10 +5,10 @@ questions of a person, and the tree keeps no lists of children for them.
 """
 cimport numpy as cnp
 from libc.stdint cimport int32_t
-from libc.stdlib cimport free, malloc
 
 from kvpool_ext.arena cimport IS_DETACHED, IS_ROOT, Node, NodeArena
 from kvpool_ext.lease cimport PageLease
+from kvpool_ext.memory cimport free, malloc
 from kvpool_ext.moves cimport LedgerMoves
 from kvpool_ext.radix cimport RadixCache
 from kvpool_ext.tokens cimport borrow_tokens

@@ -13,6 +13,7 @@ from kvpool_ext.types cimport node_t, page_t, token_t
 cdef class PageLease:
     cdef readonly object tag       # its number in the ledger, from 1 up and never used twice
     cdef readonly Py_ssize_t row   # of the ledger's `lengths`, while it is live
+    cdef readonly object matched_len        # tokens found at an exclusive bind, None for others
     cdef readonly int64_t serial   # no two leases of a process have the same
     cdef TokenRuns runs            # where `known` is
     cdef TokenRuns id_runs         # where `page_ids` is
@@ -32,7 +33,9 @@ cdef class PageLease:
     cdef token_t *known            # tokens from `matched_pages` on that bind or checkpoint told
     cdef readonly Py_ssize_t known_len      # tokens known from position 0 on
     cdef readonly Py_ssize_t prompt_len     # tokens told at bind, 0 for a blank lease
-    cdef list duplicates           # [(start, end)] in pages: private copies of what the tree has too
+    # [num_duplicates, 2], start and end in pages: private copies of what the tree has too
+    cdef page_t *duplicates
+    cdef Py_ssize_t num_duplicates
     cdef dict lineage              # leases that may share pages with this one, in order, or None
 
 

@@ -4,6 +4,7 @@ from numpy.typing import NDArray
 class PageLease:
     tag: int
     row: int
+    matched_len: int | None
     serial: int
     num_pages: int
     matched_pages: int

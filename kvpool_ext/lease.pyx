@@ -20,6 +20,7 @@ cdef class PageLease:
     def __dealloc__(self):
         if self.runs is not None:
             self.id_runs.give(self.page_ids)
+            self.id_runs.give(self.duplicates)
             self.runs.give(self.known)
 
     def pages(self):
@@ -32,7 +33,9 @@ cdef class PageLease:
     def private_pages(self):
         """Ids of the pages that are not the tree's, int32; a page shared with forks is among them."""
         pages = self.pages()
-        parts = [pages[start:end] for start, end in self.duplicates or ()]
+        parts = [
+            pages[self.duplicates[2 * i]:self.duplicates[2 * i + 1]] for i in range(self.num_duplicates)
+        ]
         return np.concatenate([*parts, pages[self.tree_pages:]])
 
 

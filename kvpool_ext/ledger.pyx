@@ -7,20 +7,17 @@ written on an internal move: it follows from where the page id stands, and `chec
 Every verb that needs pages decides first and moves then: a refused one has changed nothing, no split and no recency.
 Shortage is an answer (None or False, `needed_pages` says how many were wanted); bad input is an exception.
 """
+cimport numpy as cnp
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libc.stdlib cimport calloc
 from libc.string cimport memcpy
 
-import numpy as np
-
-cimport numpy as cnp
-
 from kvpool_ext.arena cimport IS_ROOT
-from kvpool_ext.history cimport BY_ALLOC, BY_BIND, BY_EXTEND, BY_FORK
+from kvpool_ext.binding cimport LedgerBinding
+from kvpool_ext.history cimport BY_ALLOC, BY_EXTEND, BY_FORK
 from kvpool_ext.lease cimport PageLease, new_lease
-from kvpool_ext.moves cimport LedgerMoves
+from kvpool_ext.memory cimport calloc
+from kvpool_ext.publishing cimport Publication
 from kvpool_ext.tokens cimport borrow_tokens
-from kvpool_ext.tree cimport Walk, checked_priority, namespace_key
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 
 from kvpool_ext.audit import check_ledger, locate
@@ -28,7 +25,7 @@ from kvpool_ext.audit import check_ledger, locate
 cnp.import_array()
 
 
-cdef class PageLedger(LedgerMoves):
+cdef class PageLedger(LedgerBinding):
     """Free list, tree and leases of one pool.
 
     Parameters
@@ -72,138 +69,6 @@ cdef class PageLedger(LedgerMoves):
             "pages_taken": num_taken,
             "requests_bound": len(self.leases),
         }
-
-    # ---- bind
-
-    def bind(self, tokens, capacity, extra_key, priority, bint reuse):
-        """Match `tokens`, lock the match, and take private pages up to `capacity` tokens: all or nothing.
-
-        At most ``len(tokens) - 1`` tokens match, for a model must compute one position to get logits.
-
-        Returns
-        -------
-        PageLease or None
-            None when ``needed_pages`` private pages cannot be had now; nothing has changed then.
-        """
-        cdef cnp.ndarray array = borrow_tokens(tokens)
-        cdef object key = namespace_key(extra_key)
-        cdef int64_t rank_priority = checked_priority(priority)
-        cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
-        cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0)
-        cdef Py_ssize_t num_pages = self.pages_for(num_tokens, capacity), need
-        cdef PageLease lease
-        cdef node_t n
-        cdef Walk walk
-        self.tree.enter()
-        if num_pages > self.allocator.num_pages:
-            walk = self.walk_prompt(key, data, num_tokens, reuse, NULL)
-            self.needed_pages = num_pages - walk.num_pages
-            return None
-        lease = new_lease(num_pages, self.tree.arena.runs, self.tree.arena.id_runs)
-        walk = self.walk_prompt(key, data, num_tokens, reuse, lease.page_ids)
-        need = num_pages - walk.num_pages
-        self.needed_pages = need
-        if need > self.free_or_evictable() - walk.unlocked_pages:
-            return None
-        lease.prompt_len = num_tokens
-        lease.extra_key = key
-        lease.priority = rank_priority
-        lease.publishes = reuse
-        lease.epoch = self.tree.epoch
-        if walk.num_pages > 0:
-            n = walk.node
-            if self.tree.ends_inside(&walk):
-                n = self.tree.split(n, walk.node_pages)
-            lease.node = n
-            lease.matched_pages = walk.num_pages
-            lease.tree_pages = walk.num_pages
-            lease.shared_pages = walk.num_pages
-            lease.entered_pages = walk.num_pages
-        self.admit(lease, walk.num_pages * self.page_size)
-        if lease.node != NO_NODE:
-            self.tree.arena.on_bind(lease.node)
-            self.tree.lock_path(lease.node, NO_NODE)
-        self.claim(lease.page_ids + walk.num_pages, need, BY_BIND, self.last_tag)
-        # After the eviction, for its memory; and for all tokens to come, so that finish need not copy them. Without
-        # memory the lease only knows fewer tokens, and finish compares fewer.
-        lease.known_len = walk.num_pages * self.page_size
-        lease.known = lease.runs.take(need * self.page_size)
-        if lease.known != NULL:
-            memcpy(lease.known, data + lease.known_len, (num_tokens - lease.known_len) * sizeof(token_t))
-            lease.known_len = num_tokens
-        self.verify()
-        return lease
-
-    def bind_blank(self, Py_ssize_t num_pages, extra_key, bint publishes):
-        """A lease over `num_pages` private pages and no known tokens, or None."""
-        cdef object key = namespace_key(extra_key)
-        cdef PageLease lease
-        self.tree.enter()
-        self.needed_pages = num_pages
-        if num_pages > self.free_or_evictable():
-            return None
-        lease = new_lease(num_pages, self.tree.arena.runs, self.tree.arena.id_runs)
-        lease.extra_key = key
-        lease.publishes = publishes
-        lease.epoch = self.tree.epoch
-        self.admit(lease, 0)
-        self.claim(lease.page_ids, num_pages, BY_BIND, self.last_tag)
-        self.verify()
-        return lease
-
-    def would_fit(self, tokens, capacity, extra_key, bint reuse):
-        """Whether `bind` would succeed now; changes nothing, not even recency."""
-        cdef cnp.ndarray array = borrow_tokens(tokens)
-        cdef object key = namespace_key(extra_key)
-        cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0)
-        cdef Py_ssize_t num_pages = self.pages_for(num_tokens, capacity)
-        cdef Walk walk
-        self.tree.enter()
-        if num_pages > self.allocator.num_pages:
-            return False
-        walk = self.walk_prompt(key, <const token_t *>cnp.PyArray_DATA(array), num_tokens, reuse, NULL)
-        return num_pages - walk.num_pages <= self.free_or_evictable() - walk.unlocked_pages
-
-    def room_if_alone(self, tokens, extra_key, bint reuse):
-        """Pages that `tokens` would match, and private pages to be had, once every lease is released.
-
-        Pages that stay out of reach: taken ones, and those locked through `RadixCache.inc_lock_ref`.
-        """
-        cdef cnp.ndarray array = borrow_tokens(tokens)
-        cdef object key = namespace_key(extra_key)
-        cdef Py_ssize_t kept = 0
-        cdef node_t n
-        cdef Walk walk
-        self.tree.enter()
-        walk = self.walk_prompt(
-            key, <const token_t *>cnp.PyArray_DATA(array), cnp.PyArray_DIM(array, 0), reuse, NULL
-        )
-        locked = set()
-        for n in self.tree.user_locks:
-            while n not in locked and not self.tree.arena.nodes[n].flags & IS_ROOT:
-                locked.add(n)
-                kept += self.tree.arena.nodes[n].num_pages
-                n = self.tree.arena.nodes[n].parent
-        if walk.num_pages > 0:
-            n = walk.node
-            while not self.tree.arena.nodes[n].flags & IS_ROOT:
-                if n not in locked:
-                    kept += walk.node_pages if n == walk.node else self.tree.arena.nodes[n].num_pages
-                n = self.tree.arena.nodes[n].parent
-        return walk.num_pages, self.allocator.num_pages - self.allocator.num_taken - kept
-
-    def pages_for(self, Py_ssize_t num_tokens, capacity):
-        """Pages for `capacity` tokens; ValueError for an empty prompt or one longer than that."""
-        if num_tokens == 0:
-            raise ValueError("the prompt is empty, expected at least one token")
-        if type(capacity) is not int:
-            if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)):
-                raise TypeError(f"total_capacity must be an int, got {type(capacity).__name__}")
-        # A NumPy scalar would wrap in the sums below.
-        capacity = int(capacity)
-        if capacity < num_tokens:
-            raise ValueError(f"total_capacity is {capacity} tokens, the prompt alone has {num_tokens}")
-        return min((capacity + self.page_size - 1) // self.page_size, 1 << 62)
 
     # ---- while bound
 
@@ -263,7 +128,7 @@ cdef class PageLedger(LedgerMoves):
         the first holder that publishes, or back to the free list with the last that lets go. None when short. The
         child starts with `valid_len` written tokens.
         """
-        cdef Py_ssize_t need = num_pages - num_shared, i, num_known
+        cdef Py_ssize_t need = num_pages - num_shared, i, k, num_known
         cdef PageLease child
         self.tree.enter()
         self.check_live(lease)
@@ -281,6 +146,12 @@ cdef class PageLedger(LedgerMoves):
             raise MemoryError(f"no memory for a prompt of {lease.known_len} tokens")
         memcpy(child.known, lease.known, num_known * sizeof(token_t))
         memcpy(child.page_ids, lease.page_ids, num_shared * sizeof(page_t))
+        if lease.num_duplicates > 0:
+            child.duplicates = <page_t *>lease.id_runs.take(2 * lease.num_duplicates)
+            if child.duplicates == NULL:
+                raise MemoryError(f"no memory for {lease.num_duplicates} intervals of duplicate pages")
+            memcpy(child.duplicates, lease.duplicates, 2 * lease.num_duplicates * sizeof(page_t))
+            child.num_duplicates = lease.num_duplicates
         child.known_len = lease.known_len
         child.prompt_len = lease.prompt_len
         child.matched_pages = lease.matched_pages
@@ -291,15 +162,18 @@ cdef class PageLedger(LedgerMoves):
         child.publishes = lease.publishes
         child.epoch = lease.epoch
         child.node = lease.node
-        child.duplicates = None if lease.duplicates is None else list(lease.duplicates)
-        self.admit(child, valid_len)
-        if lease.lineage is None:
-            lease.lineage = {lease: None}
-        child.lineage = lease.lineage
-        lease.lineage[child] = None
-        for start, end in lease.duplicates or ():
-            for i in range(start, end):
-                self.add_holder(lease.page_ids[i])
+        lineage = {lease: None} if lease.lineage is None else lease.lineage
+        lineage[child] = None
+        try:
+            self.admit(child, valid_len)
+        except MemoryError:
+            del lineage[child]
+            raise
+        lease.lineage = lineage
+        child.lineage = lineage
+        for i in range(lease.num_duplicates):
+            for k in range(lease.duplicates[2 * i], lease.duplicates[2 * i + 1]):
+                self.add_holder(lease.page_ids[k])
         for i in range(lease.tree_pages, num_shared):
             self.add_holder(lease.page_ids[i])
         lease.shared_pages = max(lease.shared_pages, num_shared)
@@ -310,6 +184,17 @@ cdef class PageLedger(LedgerMoves):
         self.verify()
         return child
 
+    def unfork(self, PageLease lease, PageLease child, Py_ssize_t shared_pages):
+        """Undo the latest fork, of `lease`, which had `shared_pages` before; what was evicted for it stays evicted."""
+        self.check_live(child)
+        self.drop_pages(child, child.tree_pages, child.num_pages)
+        self.let_go(child)
+        if len(lease.lineage) == 1:
+            lease.lineage = None
+        lease.shared_pages = shared_pages
+        self.last_tag -= 1
+        self.verify()
+
     # ---- into the tree, and back
 
     def checkpoint(self, PageLease lease, tokens, bint reuse):
@@ -319,8 +204,8 @@ cdef class PageLedger(LedgerMoves):
         """
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
-        cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0), inserted, num_pages, num_known
-        cdef Walk walk
+        cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0), num_pages, num_known
+        cdef Publication plan
         self.tree.enter()
         self.check_live(lease)
         self.verify_tokens(lease, data, num_tokens)
@@ -332,18 +217,15 @@ cdef class PageLedger(LedgerMoves):
             return 0
         num_known = max(num_pages * self.page_size, lease.known_len)
         self.learn(lease, data, num_known)
-        inserted = self.publish(lease, data, num_pages, False, &walk)
+        inserted = self.prepare(lease, data, num_pages, False, &plan)
+        self.publish(lease, data, &plan)
         lease.known_len = num_known
-        if walk.num_pages > 0:
-            if lease.duplicates is None:
-                lease.duplicates = []
-            lease.duplicates.append((lease.tree_pages, lease.tree_pages + walk.num_pages))
-        self.tree.lock_path(walk.node, lease.node)
-        lease.node = walk.node
+        self.tree.lock_path(plan.walk.node, lease.node)
+        lease.node = plan.walk.node
         lease.tree_pages = num_pages
         lease.shared_pages = max(lease.shared_pages, num_pages)
         self.verify()
-        return inserted * self.page_size
+        return inserted
 
     def finish(self, PageLease lease, tokens, bint reuse):
         """Publish the whole written pages of `tokens`, then release; returns new tokens cached.
@@ -355,8 +237,9 @@ cdef class PageLedger(LedgerMoves):
         """
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
-        cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0), inserted = 0, num_pages, cached, tree_pages
-        cdef Walk walk
+        cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0), num_pages, tree_pages
+        cdef Publication plan
+        inserted = 0
         self.tree.enter()
         self.check_live(lease)
         self.verify_tokens(lease, data, num_tokens)
@@ -365,15 +248,15 @@ cdef class PageLedger(LedgerMoves):
         if reuse and self.may_publish(lease) and num_pages <= tree_pages:
             self.raise_path(lease, num_pages)
         if reuse and self.may_publish(lease) and num_pages > tree_pages:
-            inserted = self.publish(lease, data, num_pages, True, &walk)
-            cached = tree_pages + walk.num_pages
-            self.drop_pages(lease, tree_pages, cached)
+            inserted = self.prepare(lease, data, num_pages, True, &plan)
+            self.publish(lease, data, &plan)
+            self.drop_pages(lease, tree_pages, plan.cached)
             self.drop_pages(lease, num_pages, lease.num_pages)
         else:
             self.drop_pages(lease, tree_pages, lease.num_pages)
         self.let_go(lease)
         self.verify()
-        return inserted * self.page_size
+        return inserted
 
     def release(self, PageLease lease):
         """Give back everything that `lease` holds; nothing is published."""
@@ -393,10 +276,34 @@ cdef class PageLedger(LedgerMoves):
         if num_pages > self.free_or_evictable():
             return None
         cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
-        self.claim(<page_t *>cnp.PyArray_DATA(out), num_pages, BY_ALLOC, 0)
-        self.allocator.mark(<page_t *>cnp.PyArray_DATA(out), num_pages)
+        self.take_into(<page_t *>cnp.PyArray_DATA(out), num_pages)
         self.verify()
         return out
+
+    def take_slots(self, Py_ssize_t num_pages):
+        """As `take`, but all slots of the pages, int64 ``[num_pages * page_size]``."""
+        cdef cnp.npy_intp count = num_pages * self.page_size
+        cdef Py_ssize_t i, k
+        cdef int64_t *slots
+        cdef page_t page
+        self.tree.enter()
+        self.needed_pages = num_pages
+        if num_pages > self.free_or_evictable():
+            return None
+        cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
+        slots = <int64_t *>cnp.PyArray_DATA(out)
+        # The ids come to the front of the array, and become slots from the last one on: nothing is left that can fail.
+        self.take_into(<page_t *>slots, num_pages)
+        for i in range(num_pages - 1, -1, -1):
+            memcpy(&page, <char *>slots + i * sizeof(page_t), sizeof(page_t))
+            for k in range(self.page_size):
+                slots[i * self.page_size + k] = <int64_t>page * self.page_size + k
+        self.verify()
+        return out
+
+    cdef void take_into(self, page_t *out, Py_ssize_t num_pages) noexcept:
+        self.claim(out, num_pages, BY_ALLOC, 0)
+        self.allocator.mark(out, num_pages)
 
     def give(self, pages):
         """Take back `pages` (int32), each taken and each once; answers -1, or the position of the first bad one."""
@@ -415,10 +322,12 @@ cdef class PageLedger(LedgerMoves):
         cdef Py_ssize_t count
         self.tree.enter()
         named_roots = self.tree.named_roots()
+        # After the list, which may run the collector; an int does not.
+        num_tokens = self.tree.evictable_pages * self.page_size
         count = self.tree.detach_all(self.allocator.stack + self.allocator.stack_size, named_roots)
         self.allocator.stack_size += count
         self.verify()
-        return count * self.page_size
+        return num_tokens
 
     # ---- for people, errors and tests
 

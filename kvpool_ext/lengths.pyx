@@ -1,7 +1,7 @@
 """LengthTable: how far each column (layer) of each row (request) is written."""
 from libc.stdint cimport int32_t
-from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
+from kvpool_ext.memory cimport free, realloc
 
 
 cdef class LengthTable:
@@ -15,38 +15,53 @@ cdef class LengthTable:
 
     def __cinit__(self, Py_ssize_t num_columns):
         self.num_columns = num_columns
-        self.free_rows = []
 
     def __dealloc__(self):
         free(self.lengths)
+        free(self.free_rows)
 
     cdef int32_t *row(self, Py_ssize_t row) noexcept nogil:
         return self.lengths + row * self.num_columns
 
-    cpdef Py_ssize_t add(self, Py_ssize_t length) except -1:
-        """A row with `length` in every column; returns its index."""
-        cdef Py_ssize_t row, grown, i
-        cdef int32_t *lengths
-        if self.free_rows:
-            row = self.free_rows.pop()
+    cdef int reserve(self, Py_ssize_t extra) except -1:
+        """Make sure that `extra` calls of `take` succeed; MemoryError changes nothing."""
+        cdef Py_ssize_t wanted = self.num_rows - self.num_free + extra, grown = max(16, self.capacity * 2)
+        cdef int32_t *memory
+        if wanted <= self.capacity:
+            return 0
+        while grown < wanted:
+            grown *= 2
+        memory = <int32_t *>realloc(self.lengths, grown * self.num_columns * sizeof(int32_t))
+        if memory != NULL:
+            self.lengths = memory
+            memory = <int32_t *>realloc(self.free_rows, grown * sizeof(int32_t))
+        if memory == NULL:
+            raise MemoryError(f"no memory for the written lengths of {grown} requests")
+        self.free_rows = memory
+        self.capacity = grown
+        return 0
+
+    cdef Py_ssize_t take(self, Py_ssize_t length) noexcept:
+        """A row with `length` in every column; `reserve` came before."""
+        cdef Py_ssize_t row = self.num_rows, i
+        if self.num_free > 0:
+            self.num_free -= 1
+            row = self.free_rows[self.num_free]
         else:
-            if self.num_rows == self.capacity:
-                grown = max(16, self.capacity * 2)
-                lengths = <int32_t *>realloc(self.lengths, grown * self.num_columns * sizeof(int32_t))
-                if lengths == NULL:
-                    raise MemoryError(f"no memory for the written lengths of {grown} requests")
-                self.lengths = lengths
-                self.capacity = grown
-            row = self.num_rows
             self.num_rows += 1
         for i in range(self.num_columns):
             self.row(row)[i] = <int32_t>length
         return row
 
-    cpdef int remove(self, Py_ssize_t row) except -1:
+    cpdef Py_ssize_t add(self, Py_ssize_t length) except -1:
+        """A row with `length` in every column; returns its index."""
+        self.reserve(1)
+        return self.take(length)
+
+    cpdef void remove(self, Py_ssize_t row) noexcept:
         """Give a row back."""
-        self.free_rows.append(row)
-        return 0
+        self.free_rows[self.num_free] = <int32_t>row
+        self.num_free += 1
 
     cpdef Py_ssize_t minimum(self, Py_ssize_t row) noexcept:
         """The smallest length of a row."""

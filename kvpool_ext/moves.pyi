@@ -13,6 +13,9 @@ class LedgerMoves:
     lengths: LengthTable
     num_losses: int
     last_tag: int
+    prompt_tokens: int
+    matched_tokens: int
+    inserted_tokens: int
     def __init__(
         self,
         num_pages: int,

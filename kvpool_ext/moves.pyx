@@ -2,14 +2,14 @@
 
 Nothing here decides whether a call may go on; `ledger.pyx` does, before it moves anything.
 """
-from libc.stdint cimport int16_t, int32_t
-from libc.stdlib cimport free
+from libc.stdint cimport int16_t
 from libc.string cimport memcmp, memcpy
 
 from kvpool_ext.arena cimport IS_ROOT, Node
 from kvpool_ext.gate cimport Gate
 from kvpool_ext.lease cimport PageLease
 from kvpool_ext.lengths cimport LengthTable
+from kvpool_ext.memory cimport free
 from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.radix cimport RadixCache
 from kvpool_ext.tree cimport Walk
@@ -42,17 +42,31 @@ cdef class LedgerMoves:
         self.tree.gate = gate
 
     cdef int admit(self, PageLease lease, Py_ssize_t written) except -1:
-        """Enter a lease, with its written length, in the books; what comes after cannot fail."""
-        lease.row = self.lengths.add(written)
-        try:
-            lease.tag = self.last_tag + 1
-            self.leases[lease.tag] = lease
-        except MemoryError:
-            self.lengths.remove(lease.row)
-            raise
-        self.last_tag += 1
-        lease.live = True
+        """Enter a lease, with its written length, in the books; MemoryError changes nothing."""
+        self.lengths.reserve(1)
+        self.enlist(lease)
+        self.start(lease, written)
         return 0
+
+    cdef int enlist(self, PageLease lease) except -1:
+        """Give a lease its number and its place among the others; the part of `admit` that can fail."""
+        lease.tag = self.last_tag + 1
+        self.leases[lease.tag] = lease
+        self.last_tag += 1
+        return 0
+
+    cdef void start(self, PageLease lease, Py_ssize_t written) noexcept:
+        """Let an enlisted lease live; `LengthTable.reserve` came before."""
+        lease.row = self.lengths.take(written)
+        lease.live = True
+
+    cdef void strike(self, PageLease lease) noexcept:
+        """Undo what `admit` or `enlist` did for the latest lease, which holds nothing yet."""
+        del self.leases[lease.tag]
+        self.last_tag -= 1
+        if lease.live:
+            self.lengths.remove(lease.row)
+            lease.live = False
 
     cdef int check_live(self, PageLease lease) except -1:
         if not lease.live:
@@ -84,7 +98,7 @@ cdef class LedgerMoves:
         tree.busy = False
         return walk
 
-    cdef int claim(self, page_t *out, Py_ssize_t num_pages, int16_t cause, Py_ssize_t tag) except -1:
+    cdef void claim(self, page_t *out, Py_ssize_t num_pages, int16_t cause, Py_ssize_t tag) noexcept:
         """Move `num_pages` to `out`, free ones first, and evict exactly as many as are short, on account of `tag`."""
         cdef Py_ssize_t num_free = min(num_pages, self.allocator.c_num_free())
         self.allocator.pop(out, num_free)
@@ -93,7 +107,6 @@ cdef class LedgerMoves:
                 self.tree.history.begin(cause, tag)
             self.tree.evicted_pages += self.tree.evict_into(out + num_free, num_pages - num_free)
             self.tree.drop_pending_roots()
-        return 0
 
     cdef void drop_pages(self, PageLease lease, Py_ssize_t start, Py_ssize_t end) noexcept:
         """Free the non-tree pages ``[start, end)`` of a lease, but for those that a fork still holds."""
@@ -161,54 +174,6 @@ cdef class LedgerMoves:
         memcpy(known + (known_len - matched_len), tokens + known_len, (num_tokens - known_len) * sizeof(token_t))
         return 0
 
-    cdef Py_ssize_t publish(
-        self, PageLease lease, const token_t *tokens, Py_ssize_t num_pages, bint ends, Walk *walk
-    ) except -1:
-        """Grow the tree from the lease's node to `num_pages`; returns the pages that were new.
-
-        If the lease `ends` with this, its own copy of the tokens becomes the tree's where it can.
-        ``walk.num_pages`` says how many pages beyond ``tree_pages`` were cached already (duplicates of the lease's
-        own), ``walk.node`` becomes the deepest node. The walk starts at the handle: what bind matched is not compared
-        again.
-        """
-        cdef Py_ssize_t start = lease.tree_pages, cached, i
-        cdef node_t root = lease.node
-        cdef token_t **own_run = NULL
-        if root == NO_NODE:
-            root = self.tree.ensure_root(lease.extra_key)
-        walk[0] = self.tree.walk(root, tokens + start * self.page_size, num_pages - start, NULL)
-        cached = start + walk.num_pages
-        if ends and cached == lease.matched_pages and lease.lineage is None:
-            self.learn(lease, tokens, num_pages * self.page_size)
-            own_run = &lease.known
-        walk.node = self.tree.attach(
-            walk, tokens + cached * self.page_size, lease.page_ids + cached, num_pages - cached, lease.priority,
-            own_run,
-        )
-        if lease.known == NULL:
-            lease.known_len = lease.matched_pages * self.page_size
-        if lease.lineage is not None:
-            self.bring_lineage(lease, num_pages, walk.node, cached)
-            for i in range(cached, num_pages):
-                self.holders[lease.page_ids[i]] = 0
-        return num_pages - cached
-
-    cdef int raise_path(self, PageLease lease, Py_ssize_t num_pages) except -1:
-        """An insert that adds no page still raises the priority of the first `num_pages` of the lease's path."""
-        cdef node_t n = lease.node
-        cdef Py_ssize_t depth = lease.tree_pages
-        cdef int32_t rank
-        if num_pages == 0:
-            return 0
-        n = self.node_at(n, &depth, num_pages)
-        if self.tree.arena.classes[self.tree.arena.nodes[n].rank].priority >= lease.priority:
-            return 0
-        if depth > num_pages:
-            n = self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - num_pages))
-        rank = self.tree.arena.ensure_class(lease.priority)
-        self.tree.arena.on_insert(n, rank, False)
-        return 0
-
     cdef node_t node_at(self, node_t n, Py_ssize_t *depth, Py_ssize_t num_pages) noexcept nogil:
         """The node on the path of `n` that holds page ``num_pages - 1``; `depth` becomes its end."""
         while depth[0] - self.tree.arena.nodes[n].num_pages >= num_pages:
@@ -216,66 +181,11 @@ cdef class LedgerMoves:
             n = self.tree.arena.nodes[n].parent
         return n
 
-    cdef int bring_lineage(
-        self, PageLease lease, Py_ssize_t num_pages, node_t deepest, Py_ssize_t cached
-    ) except -1:
-        """`lease` brought pages to the tree that others of its lineage hold too: lock them there for each of these.
-
-        All that can fail comes first, and takes the new pages back out of the tree if it does.
-        """
-        cdef Py_ssize_t common, depth, limit
-        cdef PageLease other
-        cdef node_t n
-        plans = []
-        try:
-            # A copy: an allocation may run the collector, and with it a caller's clean-up.
-            for each in list(lease.lineage):
-                other = each
-                limit = min(num_pages, other.num_pages)
-                if other is lease or not other.live:
-                    continue
-                common = other.tree_pages
-                while common < limit and other.page_ids[common] == lease.page_ids[common]:
-                    common += 1
-                if common == other.tree_pages:
-                    continue
-                depth = num_pages
-                n = self.node_at(deepest, &depth, common)
-                if depth > common:
-                    self.tree.split(n, self.tree.arena.nodes[n].num_pages - (depth - common))
-                duplicates = other.duplicates
-                if cached > other.tree_pages:
-                    duplicates = [*(duplicates or ()), (other.tree_pages, min(common, cached))]
-                plans.append((other, common, duplicates))
-        except MemoryError:
-            self.take_back(deepest, num_pages - cached)
-            raise
-        for each, end, duplicates in plans:
-            other = each
-            if other.live:
-                common = end
-                depth = num_pages
-                n = self.node_at(deepest, &depth, common)
-                other.duplicates = duplicates
-                self.tree.lock_path(n, other.node)
-                other.node = n
-                other.tree_pages = common
-        return 0
-
-    cdef void take_back(self, node_t n, Py_ssize_t num_pages) noexcept:
-        """Remove the last `num_pages` of the path to `n`, whole nodes that nobody else has seen, from the tree."""
-        cdef node_t parent
-        while num_pages > 0:
-            parent = self.tree.arena.nodes[n].parent
-            num_pages -= self.tree.arena.nodes[n].num_pages
-            self.tree.evictable_pages -= self.tree.arena.nodes[n].num_pages
-            self.tree.remove_leaf(n)
-            n = parent
-
-    cdef int let_go(self, PageLease lease) except -1:
+    cdef void let_go(self, PageLease lease) noexcept:
         """Drop the duplicates and the lock of a lease whose other pages are settled, and end it."""
-        for start, end in lease.duplicates or ():
-            self.drop_pages(lease, start, end)
+        cdef Py_ssize_t i
+        for i in range(lease.num_duplicates):
+            self.drop_pages(lease, lease.duplicates[2 * i], lease.duplicates[2 * i + 1])
         if lease.node != NO_NODE:
             self.tree.unlock_path(lease.node)
             self.tree.free_orphans()
@@ -290,7 +200,6 @@ cdef class LedgerMoves:
         lease.runs.give(lease.known)
         lease.known = NULL
         lease.known_len = lease.matched_pages * self.page_size
-        return 0
 
 
 cdef object contradiction(Py_ssize_t position, token_t got, token_t expected):

@@ -5,7 +5,6 @@ the map does not have: all of a request that is new in its row, the tail of one 
 since, as it may have grown back with other pages. Where nothing is missing, nothing of the size of a request is touched.
 """
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 cimport numpy as cnp
 
 from kvpool_ext.lease cimport PageLease
+from kvpool_ext.memory cimport free, realloc
 from kvpool_ext.tables cimport StepRows
 from kvpool_ext.types cimport page_t
 

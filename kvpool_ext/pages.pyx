@@ -8,13 +8,13 @@ Invariants: (A1) a page is on the stack at most once; (A2) pages on the stack ar
 page is not free; (A4) ``num_taken`` is the number of marks.
 """
 from libc.stdint cimport INT32_MAX, uint8_t, uint32_t
-from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memchr, memcpy, memset
 
 import numpy as np
 
 cimport numpy as cnp
 
+from kvpool_ext.memory cimport calloc, free, malloc
 from kvpool_ext.tokens cimport borrow_pages
 from kvpool_ext.types cimport CHECKED, page_t
 

@@ -1,7 +1,9 @@
-from kvpool_ext.tree cimport RadixTree
+from kvpool_ext.reading cimport TreeReading
+from kvpool_ext.tree cimport Walk
+from kvpool_ext.types cimport page_t
 
 
-cdef class RadixCache(RadixTree):
+cdef class RadixCache(TreeReading):
     # The verbs once they are let in: their Python twins say what they do.
     cdef object c_match_prefix(self, tokens, extra_key)
     cdef object c_insert(self, tokens, pages, extra_key, priority)
@@ -9,3 +11,4 @@ cdef class RadixCache(RadixTree):
     cdef object c_inc_lock_ref(self, node)
     cdef object c_dec_lock_ref(self, node)
     cdef object c_reset(self)
+    cdef void copy_path(self, Walk *walk, page_t *out) noexcept nogil

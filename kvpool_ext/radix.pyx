@@ -2,29 +2,30 @@
 
 Which invariants hold, and why, is said in `tree.pyx`, where the work is done.
 """
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
 import numpy as np
 
 cimport numpy as cnp
 
-from kvpool_ext.arena cimport IS_DETACHED, IS_LINKED, IS_ROOT, IS_WAITING, Node, entry_of
-from kvpool_ext.classes cimport DETACHED_RANK, EvictionClass
+from kvpool_ext.arena cimport IS_ROOT
 from kvpool_ext.history cimport BY_CALL
+from kvpool_ext.reading cimport TreeReading
 from kvpool_ext.tokens cimport borrow_pages, borrow_tokens
-from kvpool_ext.tree cimport RadixTree, Walk, checked_priority, namespace_key
+from kvpool_ext.tree cimport Growth, NodeMemory, Walk, checked_priority, namespace_key
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 
-from kvpool_ext.audit import check_tree
-from kvpool_ext.outline import format_tree
-from kvpool_ext.survey import survey_tree
-from kvpool_ext.views import InsertResult, MatchResult, NodeView
+from kvpool_ext.views import InsertResult, MatchResult
 
 cnp.import_array()
 
+cdef extern from "Python.h":
+    int PyGC_Disable() noexcept
+    int PyGC_Enable() noexcept
 
-cdef class RadixCache(RadixTree):
+
+cdef class RadixCache(TreeReading):
     """A page-granular radix tree over token prefixes with exact eviction.
 
     Values are page ids, lengths are tokens, and only whole pages are matched and inserted.
@@ -76,29 +77,43 @@ cdef class RadixCache(RadixTree):
     cdef object c_match_prefix(self, tokens, extra_key):
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef node_t root = self.root_of(namespace_key(extra_key)), n
-        cdef cnp.npy_intp max_pages = cnp.PyArray_DIM(array, 0) // self.page_size
+        cdef cnp.npy_intp max_pages = cnp.PyArray_DIM(array, 0) // self.page_size, num_pages
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
+        cdef NodeMemory upper
+        cdef int64_t handle
+        cdef bint splits
         cdef Walk walk
         self.enter()
         if root == NO_NODE:
             max_pages = 0
             root = self.default_root
-        cdef cnp.ndarray pages = cnp.PyArray_EMPTY(1, &max_pages, cnp.NPY_INT32, 0)
-        cdef page_t *out = <page_t *>cnp.PyArray_DATA(pages)
         self.busy = True
         with nogil:
-            walk = self.walk(root, data, max_pages, out)
+            walk = self.walk(root, data, max_pages, NULL)
         self.busy = False
-        if walk.num_pages == 0:
-            return MatchResult(0, pages[:0], self.arena.handle_of(self.default_root))
+        num_pages = walk.num_pages
+        # Neither of these runs the collector: the walk stays true.
+        cdef cnp.ndarray pages = cnp.PyArray_EMPTY(1, &num_pages, cnp.NPY_INT32, 0)
+        self.copy_path(&walk, <page_t *>cnp.PyArray_DATA(pages))
+        if num_pages == 0:
+            return plain_tuple(MatchResult, 0, pages, self.arena.handle_of(self.default_root))
         n = walk.node
-        if self.ends_inside(&walk):
-            n = self.split(n, walk.node_pages)
+        handle = self.arena.handle_of(n)
+        splits = self.ends_inside(&walk)
+        if splits:
+            self.prepare_split(walk.node_pages, &upper)
+            handle = self.arena.next_handle(0)
+        try:
+            result = plain_tuple(MatchResult, num_pages * self.page_size, pages, handle)
+        except MemoryError:
+            if splits:
+                self.give_memory(&upper)
+            raise
+        if splits:
+            n = self.split(n, walk.node_pages, &upper)
         self.arena.on_match(n)
         self.verify()
-        if walk.num_pages < max_pages:
-            pages = pages[: walk.num_pages]
-        return MatchResult(walk.num_pages * self.page_size, pages, self.arena.handle_of(n))
+        return result
 
     def insert(self, tokens, pages, extra_key=None, priority=0):
         """Cache the whole pages of `tokens` under `pages`; what is cached already keeps its own pages.
@@ -142,7 +157,8 @@ cdef class RadixCache(RadixTree):
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
         cdef const page_t *page_data = <const page_t *>cnp.PyArray_DATA(ids)
         cdef Walk walk
-        cdef node_t n, root
+        cdef Growth growth
+        cdef node_t root
         self.enter()
         if cnp.PyArray_DIM(ids, 0) != num_pages:
             raise ValueError(
@@ -150,32 +166,38 @@ cdef class RadixCache(RadixTree):
                 f"got {cnp.PyArray_DIM(ids, 0)} page ids"
             )
         if num_pages == 0:
-            return InsertResult(0, self.arena.handle_of(self.default_root))
-        root = self.root_of(key)
-        if root == NO_NODE:
-            walk = Walk(NO_NODE, 0, 0, 0)
-        else:
-            walk = self.walk(root, data, num_pages, NULL)
+            return plain_tuple(InsertResult, 0, self.arena.handle_of(self.default_root))
+        is_new = self.root_of(key) == NO_NODE
+        root = self.ensure_root(key)
+        walk = self.walk(root, data, num_pages, NULL)
+        page_data += walk.num_pages
+        growth.rank = -1
+        bad = -1
         if self.allocator is not None:
-            bad = self.allocator.claim_marks(page_data + walk.num_pages, num_pages - walk.num_pages)
+            bad = self.allocator.claim_marks(page_data, num_pages - walk.num_pages)
+        try:
             if bad >= 0:
                 raise ValueError(
-                    f"page {page_data[walk.num_pages + bad]} at position {walk.num_pages + bad} was not taken "
-                    "by alloc, or stands twice: insert accepts only pages that the caller took"
+                    f"page {page_data[bad]} at position {walk.num_pages + bad} was not taken by alloc, or stands "
+                    "twice: insert accepts only pages that the caller took"
                 )
-        try:
-            if root == NO_NODE:
-                walk.node = self.ensure_root(key)
-            n = self.attach(
-                &walk, data + walk.num_pages * self.page_size, page_data + walk.num_pages,
-                num_pages - walk.num_pages, rank_priority, NULL,
+            self.prepare_growth(&walk, num_pages - walk.num_pages, rank_priority, NULL, &growth)
+            result = plain_tuple(
+                InsertResult, walk.num_pages * self.page_size, self.handle_after(&walk, num_pages - walk.num_pages)
             )
-        except MemoryError:
-            if self.allocator is not None:
-                self.allocator.mark(page_data + walk.num_pages, num_pages - walk.num_pages)
+        except (MemoryError, ValueError):
+            if growth.rank >= 0:
+                self.drop_growth(&growth)
+            if is_new:
+                self.forget_root(key)
+            if self.allocator is not None and bad < 0:
+                self.allocator.mark(page_data, num_pages - walk.num_pages)
             raise
+        self.attach(
+            &walk, data + walk.num_pages * self.page_size, page_data, num_pages - walk.num_pages, &growth
+        )
         self.verify()
-        return InsertResult(walk.num_pages * self.page_size, self.arena.handle_of(n))
+        return result
 
     def evict(self, num_tokens):
         """Take ``ceil(num_tokens / page_size)`` pages out of the tree, or all it can; int32, in eviction order.
@@ -268,200 +290,36 @@ cdef class RadixCache(RadixTree):
 
     cdef object c_reset(self):
         self.enter()
-        # Room for all: what is locked now may be unlocked by a clean-up that these allocations set off.
-        cdef cnp.npy_intp count = self.evictable_pages + self.protected_pages
-        cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
         cdef list named_roots = self.named_roots()
-        out = out[:self.detach_all(<page_t *>cnp.PyArray_DATA(out), named_roots)].copy()
+        # After the list, which may run the collector; an array does not, so that this is what there will be.
+        cdef cnp.npy_intp count = self.evictable_pages
+        cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
+        self.detach_all(<page_t *>cnp.PyArray_DATA(out), named_roots)
         if self.allocator is not None:
-            self.allocator.mark(<page_t *>cnp.PyArray_DATA(out), cnp.PyArray_SIZE(out))
+            self.allocator.mark(<page_t *>cnp.PyArray_DATA(out), count)
         self.verify()
         return out
 
-    # ---- sizes
+    cdef void copy_path(self, Walk *walk, page_t *out) noexcept nogil:
+        """Page ids of all that a walk from a root matched."""
+        cdef Py_ssize_t end = walk.num_pages, count = walk.node_pages
+        cdef node_t n = walk.node
+        while end > 0:
+            end -= count
+            memcpy(out + end, self.arena.nodes[n].pages, count * sizeof(page_t))
+            n = self.arena.nodes[n].parent
+            count = self.arena.nodes[n].num_pages
 
-    @property
-    def evictable_size(self):
-        """Tokens that eviction could take now."""
-        return self.evictable_pages * self.page_size
 
-    @property
-    def protected_size(self):
-        """Tokens on locked paths."""
-        return self.protected_pages * self.page_size
+cdef object plain_tuple(object named, first, second, third=None):
+    """A named tuple of two or three values, made without a line of Python and without a run of the collector.
 
-    @property
-    def total_size(self):
-        """Tokens held."""
-        return (self.evictable_pages + self.protected_pages) * self.page_size
-
-    @property
-    def num_nodes(self):
-        """Nodes that hold pages; roots do not count."""
-        return self.arena.num_live - self.num_roots
-
-    @property
-    def namespaces(self):
-        """The extra keys that have cached pages (None is always there)."""
-        return list(self.roots)
-
-    # ---- for people and tests
-
-    def nodes(self):
-        """Yield every node as a plain read-only `NodeView`, in arena order; the tree must not change meanwhile."""
-        cdef node_t n
-        self.gate.check()
-        starts, keys = self._paths()
-        for n in range(self.arena.num_used):
-            self.gate.check()
-            if self.holds_pages(n):
-                yield self._view(n, starts[n], keys[n])
-
-    def survey(self):
-        """All nodes at once as a `TreeSurvey` of NumPy columns; O(nodes + pages), for pictures and sums."""
-        try:
-            self.gate.c_enter()
-            return survey_tree(self)
-        finally:
-            self.gate.c_leave()
-
-    def format_tree(self, *, max_nodes=100, max_depth=16, tokens=6):
-        """The tree as text, one node a line; what the limits cut is summed up in a line of its own.
-
-        A node shows its token range, its pages, locks and priority, and its place among the victims of eviction (#1
-        goes first). The largest subtrees are shown, larger before smaller.
-
-        Parameters
-        ----------
-        max_nodes, max_depth : int or None
-            Nodes to show in all, and levels under a namespace; None for no limit.
-        tokens : int or None
-            Tokens to show of a node: half of them its first, half its last. None for all.
-
-        Raises
-        ------
-        ValueError, TypeError
-            A limit that is no number, or below 0 (`max_depth`: below 1).
-        """
-        try:
-            self.gate.c_enter()
-            return format_tree(self, max_nodes, max_depth, tokens)
-        finally:
-            self.gate.c_leave()
-
-    def memory(self):
-        """Bytes that the tree has for tokens and page ids, as a dict.
-
-        ``slab_bytes`` were touched when it was made; ``runs_in_use_bytes`` of them, and of ``outside_bytes`` beside
-        them, hold something: on a pool also for bound requests. ``node_bytes``: headers, hash index, and the classes
-        and the heap of their order. ``history_bytes`` of the same memory hold evicted prefixes,
-        ``history_record_bytes`` say where they stood.
-        """
-        runs, ids = self.arena.runs, self.arena.id_runs
-        records, remembered = (0, 0) if self.history is None else self.history.memory()
-        return {
-            "slab_bytes": runs.slab_bytes + ids.slab_bytes,
-            "outside_bytes": runs.bytes_outside + ids.bytes_outside,
-            "runs_in_use_bytes": (
-                runs.slab_bytes_in_use + runs.bytes_outside + ids.slab_bytes_in_use + ids.bytes_outside - remembered
-            ),
-            "history_bytes": remembered,
-            "history_record_bytes": records,
-            "node_bytes": (
-                self.arena.capacity * (sizeof(Node) + sizeof(node_t))
-                + self.arena.class_capacity * sizeof(EvictionClass) + self.arena.waiting_capacity * sizeof(node_t)
-            ),
-        }
-
-    def check(self):
-        """Verify (I1) to (I6) over the whole tree, O(pages); RuntimeError says what is out of sync."""
-        try:
-            self.gate.c_enter()
-            self.arena.runs.check()
-            self.arena.id_runs.check()
-            if self.history is not None:
-                self.history.check()
-            check_tree(self._snapshot())
-        finally:
-            self.gate.c_leave()
-
-    def _paths(self):
-        """First token position and namespace of each node, by node index."""
-        cdef node_t n, parent
-        starts, keys = {}, {}
-        for n in range(self.arena.num_used):
-            if not self.holds_pages(n):
-                continue
-            chain = []
-            parent = n
-            while parent not in starts and not self.arena.nodes[parent].flags & IS_ROOT:
-                chain.append(parent)
-                parent = self.arena.nodes[parent].parent
-            if self.arena.nodes[parent].flags & IS_ROOT:
-                start, key = 0, self.root_keys.get(parent)
-            else:
-                start = starts[parent] + self.arena.nodes[parent].num_pages * self.page_size
-                key = keys[parent]
-            for link in reversed(chain):
-                starts[link], keys[link] = start, key
-                start += self.arena.nodes[<node_t>link].num_pages * self.page_size
-        return starts, keys
-
-    def _view(self, node_t n, start, key):
-        cdef Node *node = &self.arena.nodes[n]
-        cdef cnp.npy_intp num_pages = node.num_pages, num_tokens = node.num_pages * self.page_size
-        cdef cnp.ndarray tokens = cnp.PyArray_EMPTY(1, &num_tokens, cnp.NPY_INT32, 0)
-        cdef cnp.ndarray pages = cnp.PyArray_EMPTY(1, &num_pages, cnp.NPY_INT32, 0)
-        memcpy(cnp.PyArray_DATA(tokens), node.tokens, num_tokens * sizeof(token_t))
-        memcpy(cnp.PyArray_DATA(pages), node.pages, num_pages * sizeof(page_t))
-        return NodeView(
-            self.arena.handle_of(n), self.arena.handle_of(node.parent), key, start, tokens, pages,
-            node.lock_ref, self.arena.classes[node.rank].priority, node.num_children,
-            bool(node.flags & IS_DETACHED),
-        )
-
-    def _snapshot(self):
-        """Everything that `check_tree` compares, as plain Python values."""
-        cdef node_t n
-        cdef int32_t rank = DETACHED_RANK
-        cdef EvictionClass *cls
-        cdef Node *node
-        nodes = {}
-        for n in range(self.arena.num_used):
-            node = &self.arena.nodes[n]
-            if not node.generation & 1:
-                continue
-            is_root = bool(node.flags & IS_ROOT)
-            detached = bool(node.flags & IS_DETACHED)
-            found = None
-            if not is_root and not detached and node.num_pages > 0:
-                found = self.arena.find_child(node.parent, node.tokens)
-            nodes[n] = dict(
-                parent=node.parent, is_root=is_root, detached=detached,
-                linked=bool(node.flags & IS_LINKED), waiting=bool(node.flags & IS_WAITING), lock_ref=node.lock_ref,
-                rank=node.rank, entry=entry_of(node), num_children=node.num_children, found=found,
-                pages=[node.pages[i] for i in range(node.num_pages)],
-            )
-        classes = []
-        while True:
-            cls = &self.arena.classes[rank]
-            members, n, before = [], cls.oldest, NO_NODE
-            while n != NO_NODE:
-                members.append((n, self.arena.nodes[n].older == before))
-                before, n = n, self.arena.nodes[n].newer
-            classes.append(dict(
-                rank=rank, priority=cls.priority, uses=cls.uses, head=cls.head, num_nodes=cls.num_nodes, members=members,
-                linked_back=self.arena.classes[cls.next_rank].prev_rank == rank,
-                next_head=cls.next_head, prev_head=cls.prev_head,
-            ))
-            rank = cls.next_rank
-            if rank == DETACHED_RANK:
-                break
-        return dict(
-            nodes=nodes, classes=classes, policy=self.eviction,
-            waiting=[(self.arena.waiting[i], self.arena.nodes[self.arena.waiting[i]].older)
-                     for i in range(self.arena.num_waiting)],
-            evictable=self.evictable_pages, protected=self.protected_pages,
-            orphans=self.orphan_pages, num_live=self.arena.num_live, roots=dict(self.roots),
-            user_locks=dict(self.user_locks),
-        )
+    What either runs could change the tree between the walk that found these values and the change that they tell of.
+    """
+    cdef int was_enabled = PyGC_Disable()
+    try:
+        values = (first, second) if third is None else (first, second, third)
+        return tuple.__new__(named, values)
+    finally:
+        if was_enabled:
+            PyGC_Enable()

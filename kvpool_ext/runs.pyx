@@ -10,9 +10,9 @@ Source of the bins: two-level segregated fit (Masmano et al., 2004).
 """
 cimport cython
 from libc.stdint cimport int16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
+from kvpool_ext.memory cimport free, realloc, refused
 from kvpool_ext.types cimport token_t
 
 cdef extern from *:
@@ -128,7 +128,7 @@ cdef class TokenRuns:
     cdef bint add_slab(self, Py_ssize_t num_units) noexcept nogil:
         """One more slab of a free block of that many units; False without memory."""
         cdef Py_ssize_t num_bytes = (num_units + 2) * UNIT
-        cdef Slab *slab = <Slab *>kvpool_slab(num_bytes)
+        cdef Slab *slab = <Slab *>(NULL if refused() else kvpool_slab(num_bytes))
         cdef Block *block
         if slab == NULL:
             return False

@@ -4,7 +4,6 @@
 half a million of them.
 """
 from libc.stdint cimport int32_t, int64_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 import numpy as np
@@ -14,6 +13,7 @@ cimport numpy as cnp
 from kvpool_ext.arena cimport IS_DETACHED, IS_ROOT, Node, entry_of
 from kvpool_ext.classes cimport DETACHED_RANK
 from kvpool_ext.eviction cimport FIFO, EvictionOrder
+from kvpool_ext.memory cimport free, malloc
 from kvpool_ext.tree cimport RadixTree
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 
@@ -147,16 +147,17 @@ cdef int fill(EvictionOrder arena, Py_ssize_t page_size, Columns *to) noexcept:
     """Write all columns; -1 where there is no memory for the way through the tree."""
     cdef Py_ssize_t num_used = arena.num_used
     cdef node_t *first_child = <node_t *>malloc((2 * num_used + 1) * sizeof(node_t))
-    cdef node_t *sibling = first_child + num_used
     cdef int32_t *column = <int32_t *>malloc((num_used + 1) * sizeof(int32_t))
     cdef int32_t i = 0, num_roots = 0, rank = DETACHED_RANK, turn = 0
     cdef Py_ssize_t num_copied = 0
     cdef Node *node
+    cdef node_t *sibling
     cdef node_t n, root
     if first_child == NULL or column == NULL:
         free(first_child)
         free(column)
         return -1
+    sibling = first_child + num_used
     for n in range(num_used):
         first_child[n] = NO_NODE
     # From the end, so that children stand in the order of the arena.

@@ -61,3 +61,11 @@ class StepRows:
         self, lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]: ...
     def page_ids(self, indptr: NDArray[np.int32]) -> NDArray[np.int32]: ...
+
+def change_lengths(
+    lengths: NDArray[np.int64],
+    page_size: int,
+    indptr: NDArray[np.int32],
+    lengths_host: NDArray[np.int64],
+    last_page_len: NDArray[np.int32],
+) -> bool: ...

@@ -3,13 +3,15 @@
 A slot is ``page * page_size + offset``; a position is an index into one holder's tokens. Layers are only columns of a
 length table here, and memory is only slots.
 """
+import numpy as np
+
 cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from kvpool_ext.lease cimport PageLease
 from kvpool_ext.lengths cimport LengthTable
+from kvpool_ext.memory cimport free, malloc
 from kvpool_ext.types cimport page_t
 from kvpool_ext.windows cimport RecentWindows, StepWindow, new_int32, new_int64, read_positions
 
@@ -381,6 +383,42 @@ cdef class StepRows:
         cdef cnp.ndarray indices = new_int32((<int32_t *>cnp.PyArray_DATA(<cnp.ndarray>indptr))[self.batch_size])
         self.fill_page_ids(indptr, indices)
         return indices
+
+
+def change_lengths(lengths, int64_t page_size, indptr, lengths_host, last_page_len):
+    """Take other lengths over into a page table, in place and without an allocation.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Of the first rows, as many as there are.
+    page_size : int
+        Tokens per page.
+    indptr, lengths_host, last_page_len : ndarray
+        int32 ``[rows + 1]``, int64 ``[rows]`` and int32 ``[rows]``; of at least so many rows.
+
+    Returns
+    -------
+    bool
+        False, and no change, if a row changes its number of pages.
+    """
+    cdef cnp.ndarray wanted = np.ascontiguousarray(lengths, dtype=np.int64)
+    cdef const int64_t *length = <const int64_t *>cnp.PyArray_DATA(wanted)
+    cdef const int32_t *start = <const int32_t *>cnp.PyArray_DATA(<cnp.ndarray>indptr)
+    cdef int64_t *held = <int64_t *>cnp.PyArray_DATA(<cnp.ndarray>lengths_host)
+    cdef int32_t *last = <int32_t *>cnp.PyArray_DATA(<cnp.ndarray>last_page_len)
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(wanted), b
+    cdef int64_t count
+    if n > cnp.PyArray_SIZE(<cnp.ndarray>last_page_len):
+        raise ValueError(f"the page table has {last_page_len.size} rows, got {n} lengths")
+    for b in range(n):
+        if (length[b] + page_size - 1) // page_size != start[b + 1] - start[b]:
+            return False
+    for b in range(n):
+        count = start[b + 1] - start[b]
+        held[b] = length[b]
+        last[b] = <int32_t>(length[b] - (count - 1) * page_size) if count > 0 else 0
+    return True
 
 
 cdef void write_slots(

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from kvpool_ext.arena cimport Node
 from kvpool_ext.eviction cimport EvictionOrder
@@ -14,6 +14,20 @@ ctypedef struct Walk:
     Py_ssize_t node_pages      # how many of its pages match
     Py_ssize_t num_pages       # matched below the start, in all
     Py_ssize_t unlocked_pages  # of these, evictable now
+
+
+# Memory for one node, taken ahead of it.
+ctypedef struct NodeMemory:
+    token_t *tokens
+    page_t *pages
+
+
+# What an attach needs, taken ahead of it.
+ctypedef struct Growth:
+    NodeMemory leaf            # for the new pages
+    NodeMemory upper           # for the upper half of the node that the walk ended inside of
+    token_t **own_run          # of the caller, holds the new tokens already; or NULL
+    int32_t rank               # of the class, -1 for none
 
 
 cdef class RadixTree:
@@ -40,22 +54,30 @@ cdef class RadixTree:
     cdef int verify(self) except -1
     cdef node_t root_of(self, object extra_key) except? -2
     cdef node_t ensure_root(self, object extra_key) except? -2
+    cdef void forget_root(self, object extra_key) noexcept
     cdef Walk walk(self, node_t start, const token_t *tokens, Py_ssize_t max_pages, page_t *out) noexcept nogil
     cdef bint ends_inside(self, Walk *walk) noexcept nogil
-    cdef node_t split(self, node_t n, Py_ssize_t num_upper) except? -2
+    cdef int take_memory(self, Py_ssize_t num_pages, NodeMemory *memory, bint for_tokens) except -1
+    cdef void give_memory(self, NodeMemory *memory) noexcept
+    cdef int prepare_split(self, Py_ssize_t num_upper, NodeMemory *memory) except -1
+    cdef node_t split(self, node_t n, Py_ssize_t num_upper, NodeMemory *memory) noexcept
+    cdef int prepare_growth(
+        self, Walk *walk, Py_ssize_t num_new, int64_t priority, token_t **own_run, Growth *growth
+    ) except -1
+    cdef void drop_growth(self, Growth *growth) noexcept
+    cdef int64_t handle_after(self, Walk *walk, Py_ssize_t num_new) noexcept nogil
     cdef node_t attach(
-        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority,
-        token_t **own_run
-    ) except? -2
+        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, Growth *growth
+    ) noexcept
     cdef void lock_path(self, node_t n, node_t stop) noexcept nogil
     cdef void unlock_path(self, node_t n) noexcept nogil
     cdef Py_ssize_t evict_into(self, page_t *out, Py_ssize_t num_pages) noexcept nogil
     cdef void remove_leaf(self, node_t n) noexcept nogil
     cdef list named_roots(self)
-    cdef Py_ssize_t detach_all(self, page_t *out, list named_roots) except -1
-    cdef int drop_pending_roots(self) except -1
-    cdef bint holds_pages(self, node_t n) noexcept
-    cdef int free_orphans(self) except -1
+    cdef Py_ssize_t detach_all(self, page_t *out, list named_roots) noexcept
+    cdef void drop_pending_roots(self) noexcept
+    cdef bint bury(self, node_t root) noexcept
+    cdef void free_orphans(self) noexcept
     cdef void trim_runs(self, Node *node) noexcept nogil
 
 

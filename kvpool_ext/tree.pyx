@@ -16,8 +16,10 @@ node is a table in `eviction.pyx`. It belongs to pages: the unmatched rest of a 
 allocates no page, knows no device and no request, and is not thread-safe (a second entry is refused). No verb
 recurses: a tree may be 100,000 nodes deep.
 """
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_FromObject
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
-from libc.string cimport memcmp, memcpy, memmove
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 import operator
 
@@ -56,15 +58,22 @@ cdef object namespace_key(object extra_key):
     """`extra_key` as a dictionary key; TypeError for anything but str, bytes, int and None."""
     if extra_key is None or type(extra_key) is str or type(extra_key) is bytes:
         return extra_key
-    if isinstance(extra_key, (str, bytes)):
-        hash(extra_key)
-        return extra_key
+    # Of a subclass the plain value: its own hash and comparison would run in the middle of a move.
+    if isinstance(extra_key, str):
+        return PyUnicode_FromObject(extra_key)
+    if isinstance(extra_key, bytes):
+        return PyBytes_FromStringAndSize(PyBytes_AS_STRING(extra_key), PyBytes_GET_SIZE(extra_key))
     if not isinstance(extra_key, (bool, np.bool_)):
         try:
             return operator.index(extra_key)
         except TypeError:
             pass
     raise TypeError(f"extra_key must be str, bytes, int or None, got {type(extra_key).__name__}")
+
+
+def as_namespace(extra_key):
+    """`extra_key` as a namespace: a plain str, bytes, int or None; TypeError for anything else."""
+    return namespace_key(extra_key)
 
 
 cdef int64_t checked_priority(object priority) except? -1:
@@ -130,15 +139,29 @@ cdef class RadixTree:
         return NO_NODE if root is None else <node_t>root
 
     cdef node_t ensure_root(self, object extra_key) except? -2:
+        """The root of a namespace, made if there is none; MemoryError changes nothing."""
         cdef node_t root = self.root_of(extra_key)
         if root == NO_NODE:
             self.arena.reserve(1)
             root = self.arena.new_node()
             self.arena.nodes[root].flags = IS_ROOT
             self.num_roots += 1
-            self.roots[extra_key] = root
-            self.root_keys[root] = extra_key
+            try:
+                self.roots[extra_key] = root
+                self.root_keys[root] = extra_key
+            except MemoryError:
+                self.roots.pop(extra_key, None)
+                self.arena.drop_node(root)
+                self.num_roots -= 1
+                raise
         return root
+
+    cdef void forget_root(self, object extra_key) noexcept:
+        """Undo an `ensure_root` that made a root, which is still without children."""
+        root = self.roots.pop(extra_key)
+        del self.root_keys[root]
+        self.arena.drop_node(<node_t>root)
+        self.num_roots -= 1
 
     cdef Walk walk(
         self, node_t start, const token_t *tokens, Py_ssize_t max_pages, page_t *out
@@ -172,37 +195,50 @@ cdef class RadixTree:
     cdef bint ends_inside(self, Walk *walk) noexcept nogil:
         return walk.node_pages < self.arena.nodes[walk.node].num_pages
 
-    cdef node_t split(self, node_t n, Py_ssize_t num_upper) except? -2:
-        """Cut `n` after `num_upper` pages and return the new upper node.
+    # ---- growth: all that can fail comes first, and changes nothing
+
+    cdef int take_memory(self, Py_ssize_t num_pages, NodeMemory *memory, bint for_tokens) except -1:
+        """Runs for a node of `num_pages`; without `for_tokens` for its page ids only."""
+        memory.tokens = self.arena.runs.take(num_pages * self.page_size) if for_tokens else NULL
+        memory.pages = <page_t *>self.arena.id_runs.take(num_pages)
+        if memory.pages == NULL or (for_tokens and memory.tokens == NULL):
+            self.give_memory(memory)
+            raise MemoryError(f"no memory for a node of {num_pages} pages")
+        return 0
+
+    cdef void give_memory(self, NodeMemory *memory) noexcept:
+        """Give back what no node has got."""
+        self.arena.runs.give(memory.tokens)
+        self.arena.id_runs.give(<token_t *>memory.pages)
+        memory.tokens = NULL
+        memory.pages = NULL
+
+    cdef int prepare_split(self, Py_ssize_t num_upper, NodeMemory *memory) except -1:
+        """All that `split` after `num_upper` pages needs."""
+        self.arena.reserve(1)
+        return self.take_memory(num_upper, memory, True)
+
+    cdef node_t split(self, node_t n, Py_ssize_t num_upper, NodeMemory *memory) noexcept:
+        """Cut `n` after `num_upper` pages and return the new upper node, which gets `memory`.
 
         The lower half keeps the node, so every handle still means the same prefix and no child is rewritten.
         """
         cdef Py_ssize_t page_size = self.page_size, num_lower
         cdef EvictionOrder arena = self.arena
-        cdef token_t *tokens = arena.runs.take(num_upper * page_size)
-        cdef page_t *pages = <page_t *>arena.id_runs.take(num_upper)
         cdef Node *low
         cdef Node *up
         cdef node_t upper
-        if tokens == NULL or pages == NULL:
-            arena.runs.give(tokens)
-            arena.id_runs.give(pages)
-            raise MemoryError(f"no memory to split a node after {num_upper} pages")
-        try:
-            arena.reserve(1)
-        except MemoryError:
-            arena.runs.give(tokens)
-            arena.id_runs.give(pages)
-            raise
         arena.unindex_node(n)
         upper = arena.new_node()
         low = &arena.nodes[n]
         up = &arena.nodes[upper]
         num_lower = low.num_pages - num_upper
-        memcpy(tokens, low.tokens, num_upper * page_size * sizeof(token_t))
-        memcpy(pages, low.pages, num_upper * sizeof(page_t))
-        up.tokens = tokens
-        up.pages = pages
+        memcpy(memory.tokens, low.tokens, num_upper * page_size * sizeof(token_t))
+        memcpy(memory.pages, low.pages, num_upper * sizeof(page_t))
+        up.tokens = memory.tokens
+        up.pages = memory.pages
+        memory.tokens = NULL
+        memory.pages = NULL
         up.parent = low.parent
         up.num_pages = <int32_t>num_upper
         up.lock_ref = low.lock_ref
@@ -219,63 +255,79 @@ cdef class RadixTree:
         arena.on_split(upper, n)
         return upper
 
+    cdef int prepare_growth(
+        self, Walk *walk, Py_ssize_t num_new, int64_t priority, token_t **own_run, Growth *growth
+    ) except -1:
+        """All that `attach` of `num_new` pages where `walk` ended needs; `drop_growth` gives it back."""
+        memset(growth, 0, sizeof(Growth))
+        growth.rank = -1
+        growth.own_run = own_run
+        self.arena.reserve(2)
+        try:
+            if num_new > 0:
+                self.take_memory(num_new, &growth.leaf, own_run == NULL)
+            if self.ends_inside(walk):
+                self.take_memory(walk.node_pages, &growth.upper, True)
+            growth.rank = self.arena.ensure_class(priority)
+        except MemoryError:
+            self.drop_growth(growth)
+            raise
+        return 0
+
+    cdef void drop_growth(self, Growth *growth) noexcept:
+        self.give_memory(&growth.leaf)
+        self.give_memory(&growth.upper)
+        if growth.rank >= 0:
+            self.arena.release_class(growth.rank)
+            growth.rank = -1
+
+    cdef int64_t handle_after(self, Walk *walk, Py_ssize_t num_new) noexcept nogil:
+        """The handle of what `attach` will answer."""
+        cdef bint splits = self.ends_inside(walk)
+        if splits or num_new > 0:
+            return self.arena.next_handle(1 if splits and num_new > 0 else 0)
+        return self.arena.handle_of(walk.node)
+
     cdef node_t attach(
-        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, int64_t priority,
-        token_t **own_run
-    ) except? -2:
+        self, Walk *walk, const token_t *tokens, const page_t *pages, Py_ssize_t num_new, Growth *growth
+    ) noexcept:
         """Grow the tree where `walk` ended by `num_new` pages and tell its order; returns the path's deepest node.
 
-        With `own_run`, a run that holds exactly these tokens (and more) already, it becomes the tree's and is set to
-        NULL: no copy. A MemoryError leaves the tree as it was, but for a split that changes no answer.
+        With an own run, one that holds exactly these tokens (and more) already, it becomes the tree's and is set to
+        NULL: no copy.
         """
         cdef EvictionOrder arena = self.arena
         cdef node_t n = walk.node, leaf
-        cdef int32_t rank
-        cdef token_t *token_run = NULL
-        cdef page_t *page_run = NULL
+        cdef token_t *token_run
         cdef Node *node
-        arena.reserve(2)
-        if num_new > 0:
-            if own_run == NULL:
-                token_run = arena.runs.take(num_new * self.page_size)
-            page_run = <page_t *>arena.id_runs.take(num_new)
-            if page_run == NULL or (token_run == NULL and own_run == NULL):
-                arena.runs.give(token_run)
-                arena.id_runs.give(page_run)
-                raise MemoryError(f"no memory to cache {num_new} pages")
-        try:
-            if self.ends_inside(walk):
-                n = self.split(n, walk.node_pages)
-            rank = arena.ensure_class(priority)
-        except MemoryError:
-            arena.runs.give(token_run)
-            arena.id_runs.give(page_run)
-            raise
+        if self.ends_inside(walk):
+            n = self.split(n, walk.node_pages, &growth.upper)
         if num_new > 0:
             leaf = arena.new_node()
             node = &arena.nodes[leaf]
-            if own_run == NULL:
-                memcpy(token_run, tokens, num_new * self.page_size * sizeof(token_t))
+            if growth.own_run == NULL:
+                node.tokens = growth.leaf.tokens
+                memcpy(node.tokens, tokens, num_new * self.page_size * sizeof(token_t))
             else:
-                token_run = own_run[0]
-                own_run[0] = NULL
-            memcpy(page_run, pages, num_new * sizeof(page_t))
-            node.tokens = token_run
-            node.pages = page_run
-            node.parent = n
-            node.num_pages = <int32_t>num_new
-            if own_run != NULL:
+                node.tokens = growth.own_run[0]
+                growth.own_run[0] = NULL
                 token_run = arena.runs.resize(node.tokens, num_new * self.page_size, num_new * self.page_size)
                 node.tokens = token_run if token_run != NULL else node.tokens
+            node.pages = growth.leaf.pages
+            memcpy(node.pages, pages, num_new * sizeof(page_t))
+            node.parent = n
+            node.num_pages = <int32_t>num_new
             node.key_hash = arena.hash_page(n, node.tokens)
             arena.nodes[n].num_children += 1
-            arena.join_class(leaf, rank)
+            arena.join_class(leaf, growth.rank)
             arena.index_node(leaf)
             self.evictable_pages += num_new
             n = leaf
-        arena.on_insert(n, rank, num_new > 0)
-        arena.release_class(rank)
+        arena.on_insert(n, growth.rank, num_new > 0)
+        arena.release_class(growth.rank)
         return n
+
+    # ---- locks, and what goes
 
     cdef void lock_path(self, node_t n, node_t stop) noexcept nogil:
         """Count a holder on every node from `n` up to, and without, `stop` (or the root)."""
@@ -353,7 +405,7 @@ cdef class RadixTree:
         """``[(extra_key, root)]`` of all namespaces but the default one."""
         return [(key, root) for key, root in self.roots.items() if key is not None]
 
-    cdef Py_ssize_t detach_all(self, page_t *out, list named_roots) except -1:
+    cdef Py_ssize_t detach_all(self, page_t *out, list named_roots) noexcept:
         """Empty the index: drop unlocked nodes, their pages to `out`, and leave locked ones to their holders.
 
         `named_roots` was made before `out` was looked up: an allocation may run the collector, and with it a caller's
@@ -388,35 +440,50 @@ cdef class RadixTree:
             self.history.reset()
         return done
 
-    cdef int drop_pending_roots(self) except -1:
-        cdef node_t root = self.pending_root, following
-        self.pending_root = NO_NODE
-        while root != NO_NODE:
-            following = self.arena.nodes[root].newer
+    cdef void drop_pending_roots(self) noexcept:
+        """Drop the roots that have lost their last child; one for whose end there is no memory waits for the next."""
+        cdef node_t root
+        while self.pending_root != NO_NODE:
+            root = self.pending_root
+            self.pending_root = self.arena.nodes[root].newer
             self.arena.nodes[root].newer = NO_NODE
             self.arena.nodes[root].flags &= ~<uint32_t>IS_PENDING
-            if self.arena.nodes[root].num_children == 0:
-                key, handle = self.root_keys.pop(root, None), self.arena.handle_of(root)
-                if key is not None:
-                    del self.roots[key]
-                self.arena.drop_node(root)
-                self.num_roots -= 1
-                if key is not None and self.history is not None:
-                    self.history.bury_root(handle, key)
-            root = following
-        return 0
+            if self.arena.nodes[root].num_children == 0 and not self.bury(root):
+                self.arena.nodes[root].flags |= IS_PENDING
+                self.arena.nodes[root].newer = self.pending_root
+                self.pending_root = root
+                return
 
-    cdef int free_orphans(self) except -1:
+    cdef bint bury(self, node_t root) noexcept:
+        """Drop a root without children; False, and no change, without memory."""
+        cdef int64_t handle = self.arena.handle_of(root)
+        try:
+            number = root
+            key = self.root_keys.get(number)
+            if key is not None and self.history is not None:
+                self.history.bury_root(handle, key)
+        except MemoryError:
+            return False
+        # These allocations may have run the collector, and with it a clean-up that uses or drops the root.
+        if self.arena.handle_of(root) != handle or self.arena.nodes[root].num_children > 0 or (
+            self.arena.nodes[root].flags & IS_PENDING
+        ):
+            return True
+        # Without a key it was detached, and struck off then.
+        if key is not None:
+            del self.roots[key]
+            del self.root_keys[number]
+        self.arena.drop_node(root)
+        self.num_roots -= 1
+        return True
+
+    cdef void free_orphans(self) noexcept:
         """Give the pages of unlocked detached nodes to the pool's allocator."""
         cdef Py_ssize_t count = self.orphan_pages
         if count > 0:
             self.evict_into(self.allocator.stack + self.allocator.stack_size, count)
             self.allocator.stack_size += count
             self.drop_pending_roots()
-        return 0
-
-    cdef bint holds_pages(self, node_t n) noexcept:
-        return self.arena.nodes[n].generation & 1 and not self.arena.nodes[n].flags & IS_ROOT
 
     cdef void trim_runs(self, Node *node) noexcept nogil:
         """Give back the memory behind a node's last page; O(1) in the slab, where it never moves a run."""

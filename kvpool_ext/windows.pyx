@@ -1,11 +1,11 @@
 """Positions as callers give them: one a row, or a window of them a row, read and checked in one pass."""
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
 import numpy as np
 
 cimport numpy as cnp
+from kvpool_ext.memory cimport free, malloc
 
 cnp.import_array()
 

@@ -95,14 +95,14 @@ def test_put_that_failed_to_zero_a_page_zeroes_it_when_tried_again(pool, monkeyp
     assert pool.step.get(0, 4)[0][0, :, 0, 0].tolist() == [1, 0, 0, 0]
 
 
-def test_bind_that_is_interrupted_binds_nothing(pool, monkeypatch):
-    class Interrupted(int):
-        """Counters are what comes last in a bind."""
+def test_bind_that_is_interrupted_binds_nothing(pool):
+    class Interrupting:
+        """A watcher is what comes last in a bind."""
 
-        def __add__(self, other):
+        def on_bind(self, request):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool._requests, "prefix_prompt_tokens", Interrupted())
+    pool.watch(Interrupting())
     with pytest.raises(KeyboardInterrupt):
         pool.bind_request(R(1, 4), 8)
     assert pool.bound_request_count == 0

@@ -163,7 +163,7 @@ class CountedTable:
             table.checkpoint(request, tokens, True)
         elif verb == "fork":
             try:
-                child, _ = table.fork(request, len(tokens) + 3)
+                child = table.fork(request, len(tokens) + 3)
             except KVCacheExhaustedError:
                 return
             self.bound[child] = tokens

@@ -23,6 +23,7 @@ Common to all of them:
   Reading a slot twice is fine.
 - Equal dtypes copy bits, NaN payloads included. Different ones convert element by element through
   float32, to nearest, ties to even; a NaN stays a NaN.
+- A call that raises has moved nothing: what is done around it may be undone then.
 - Nothing is allocated but what the compiler needs on a first call, nothing synchronises, and ``n
   == 0`` returns at once. Shapes and dtypes are the caller's to check; kernels assert only what is
   cheap.

@@ -1,10 +1,8 @@
-"""PoisonedLedger and PoisonedTree: the verbs that move pages, each followed by a look at them."""
+"""PoisonedLedger: the verbs that move pages, each followed by a look at them."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,85 +11,12 @@ from numpy.typing import NDArray
 from kvpool.errors import KVCacheCorruptionError
 from kvpool.poison.books import PageBooks
 from kvpool.poison.stored import StoredPages
+from kvpool.poison.tree import PoisonedTree
 from kvpool.request import ExtraKey
 from kvpool.words import page_owner
 from kvpool_ext.lease import PageLease
 from kvpool_ext.ledger import PageLedger
-from kvpool_ext.radix import RadixCache
 from kvpool_ext.tokens import as_tokens
-from kvpool_ext.views import InsertResult, MatchResult
-
-
-class PoisonedTree(RadixCache):
-    """The tree of a poisoned pool: what callers do to it directly is followed too.
-
-    Pages that `evict` and `reset` hand to the caller keep their content, which may be on its way
-    to another tier; they are poisoned when they are freed.
-    """
-
-    books: PageBooks
-    ledger: weakref.ref[PoisonedLedger]
-
-    @contextmanager
-    def _in_a_call(self) -> Iterator[None]:
-        # The looks at the books belong to the call: another thread must not come between.
-        try:
-            self.gate.enter()
-            yield
-        finally:
-            self.gate.leave()
-
-    def match_prefix(self, tokens: Any, extra_key: ExtraKey = None) -> MatchResult:
-        """As `RadixCache.match_prefix`; KVCacheCorruptionError if a matched page has changed."""
-        with self._in_a_call():
-            found, ledger = super().match_prefix(tokens, extra_key), self.ledger()
-            if ledger is not None:  # its pool is there
-                ledger.check_cached(found.pages, "match_prefix")
-            return found
-
-    def insert(
-        self, tokens: Any, pages: Any, extra_key: ExtraKey = None, priority: int = 0
-    ) -> InsertResult:
-        """As `RadixCache.insert`; KVCacheCorruptionError if a page that would enter has poison."""
-        with self._in_a_call():
-            tokens, ledger = as_tokens(tokens), self.ledger()
-            num_pages, page_ids = len(tokens) // self.page_size, np.asarray(pages)
-            if page_ids.dtype.kind not in "iu":
-                page_ids = pages
-            elif page_ids.shape == (num_pages,) and num_pages and ledger is not None:
-                # It leaves the last token out, and changes nothing.
-                cached, _ = ledger.room_if_alone(np.append(tokens, np.int32(0)), extra_key, True)
-                entering = page_ids[cached:]
-                # Others are refused below.
-                if np.isin(entering, ledger.allocator.taken_pages()).all():
-                    ledger.check_written(entering, "insert", cached)
-            done = super().insert(tokens, page_ids, extra_key, priority)
-            first_new = done.prefix_len // self.page_size
-            self.books.remember(np.asarray(page_ids, np.int32)[first_new:])
-            return done
-
-    def evict(self, num_tokens: int) -> NDArray[np.int32]:
-        """As `RadixCache.evict`."""
-        with self._in_a_call():
-            pages = super().evict(num_tokens)
-            self.books.forget(pages)
-            return pages
-
-    def dec_lock_ref(self, node: int) -> None:
-        """As `RadixCache.dec_lock_ref`; pages that a reset orphaned are poisoned."""
-        with self._in_a_call():
-            self.books.check_can_write()
-            try:
-                super().dec_lock_ref(node)
-            finally:
-                self.books.settle()
-
-    def reset(self) -> NDArray[np.int32]:
-        """As `RadixCache.reset`."""
-        with self._in_a_call():
-            pages = super().reset()
-            self.books.forget(pages)
-            return pages
 
 
 class PoisonedLedger(PageLedger):
@@ -115,10 +40,53 @@ class PoisonedLedger(PageLedger):
         finally:
             self.books.settle()
         if lease is not None:
-            pages, who = lease.pages(), f"request {lease.tag}"
-            self.books.hand_out(pages[lease.matched_pages :], who, self.check)
-            self.check_cached(pages[: lease.matched_pages], f"a bind of {who}")
+            self._check_bound(lease)
         return lease
+
+    def bind_alone(
+        self, tokens: Any, capacity: int, extra_key: ExtraKey, reuse: bool
+    ) -> PageLease | None:
+        """As `PageLedger.bind_alone`, and a look at the pages that came."""
+        self.books.check_can_write()
+        try:
+            lease = super().bind_alone(tokens, capacity, extra_key, reuse)
+        finally:
+            self.books.settle()
+        if lease is not None:
+            self._check_bound(lease)
+        return lease
+
+    def _check_bound(self, lease: PageLease) -> None:
+        pages, who = lease.pages(), f"request {lease.tag}"
+        self.books.hand_out(pages[lease.matched_pages :], who, self.check)
+        self.check_cached(pages[: lease.matched_pages], f"a bind of {who}")
+
+    def bind_equal(
+        self, batch_size: int, num_pages: int, extra_key: ExtraKey, publishes: bool
+    ) -> tuple[list[PageLease], list[int]] | None:
+        """As `PageLedger.bind_equal`; where a page is found damaged, nothing stays bound."""
+        self.books.check_can_write()
+        try:
+            bound = super().bind_equal(batch_size, num_pages, extra_key, publishes)
+        finally:
+            self.books.settle()
+        leases = [] if bound is None else bound[0]
+        try:
+            for lease in leases:
+                self.books.hand_out(lease.pages(), f"request {lease.tag}", self.check)
+        except BaseException:
+            for lease in reversed(leases):
+                self.take_back(lease)
+            raise
+        return bound
+
+    def take_back(self, lease: PageLease) -> None:
+        """As `PageLedger.take_back`."""
+        self.books.check_can_write()
+        try:
+            super().take_back(lease)
+        finally:
+            self.books.settle()
 
     def bind_blank(self, num_pages: int, extra_key: ExtraKey, publishes: bool) -> PageLease | None:
         """As `PageLedger.bind_blank`."""
@@ -184,6 +152,13 @@ class PoisonedLedger(PageLedger):
                 raise
         return child
 
+    def unfork(self, lease: PageLease, child: PageLease, shared_pages: int) -> None:
+        """As `PageLedger.unfork`."""
+        try:
+            super().unfork(lease, child, shared_pages)
+        finally:
+            self.books.settle()
+
     # ---- into the tree, and back
 
     def checkpoint(self, lease: PageLease, tokens: Any, reuse: bool) -> int:
@@ -233,6 +208,14 @@ class PoisonedLedger(PageLedger):
                 self.give(pages)
                 raise
         return pages
+
+    def take_slots(self, num_pages: int) -> NDArray[np.int64] | None:
+        """As `PageLedger.take_slots`."""
+        pages = self.take(num_pages)
+        if pages is None:
+            return None
+        slots = pages[:, None] * np.int64(self.page_size) + np.arange(self.page_size)
+        return slots.ravel()
 
     def give(self, pages: NDArray[np.int32]) -> int:
         """As `PageLedger.give`."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from kvpool.poison.ledger import PoisonedLedger, poisoned_ledger
 from kvpool.poison.stored import StoredPages
-from kvpool.request import ExtraKey, Request
 from kvpool.requests import RequestTable
 from kvpool.storage import KVStorage
 
@@ -28,18 +27,6 @@ class PoisonedTable(RequestTable):
 
     def _make_ledger(self, *arguments: Any) -> PoisonedLedger:
         return poisoned_ledger(self._stored, *arguments)
-
-    def bind_equal(
-        self, batch_size: int, capacity: int, extra_key: ExtraKey, reuse: bool
-    ) -> list[Request]:
-        """As `RequestTable.bind_equal`; where a page is found damaged, nothing stays bound."""
-        last_tag = self.ledger.last_tag
-        try:
-            return super().bind_equal(batch_size, capacity, extra_key, reuse)
-        except BaseException:
-            for request in [each for each in self if each.tag > last_tag]:
-                self.unbind(request)
-            raise
 
     def check(self) -> None:
         """As `RequestTable.check`, and every free and every cached page; O(bytes of the pool)."""

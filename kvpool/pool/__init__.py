@@ -20,6 +20,7 @@ from kvpool.pool.guests import PoolGuests
 from kvpool.pool.pages import PoolPages
 from kvpool.pool.poisoned import PoolPoison
 from kvpool.pool.restarts import PoolRestarts
+from kvpool.request import Request
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable
 
@@ -222,12 +223,13 @@ class KVCachePool(
 
     def close(self) -> None:
         """Let go of the buffers; views handed out stay valid. A second close does nothing."""
+        no_requests, no_table, no_rows = ClosedTable(), LatestTable(), list[Request]()
         self._gate.close()
         self._storage = None
-        self._requests = cast(RequestTable, ClosedTable())
-        self._active = []
+        self._requests = cast(RequestTable, no_requests)
+        self._active = no_rows
         self._step = None
-        self._latest_table = LatestTable()
+        self._latest_table = no_table
         self._graphs.clear()
         self._graph_wiring = None
         self._guests.clear()

@@ -9,7 +9,8 @@ import numpy as np
 from kvpool.errors import KVCacheStateError
 from kvpool.numbers import whole_number
 from kvpool.pool.core import PoolCore
-from kvpool.request import ExtraKey
+from kvpool.request import ExtraKey, Request
+from kvpool.storage import KVStorage
 
 
 class PoolBinds(PoolCore):
@@ -49,12 +50,14 @@ class PoolBinds(PoolCore):
         """
         try:
             self._gate.enter()
-            alone = len(self._requests) == 0
+            rows: list[Any] | None = [None] if len(self._requests) == 0 else None
             request = self._requests.bind(
                 prompt, total_capacity, extra_key, priority, self._prefix_reuse
             )
-            if alone:
-                self._activate([request])
+            # Whatever could fail now would leave a request whose id nobody knows.
+            if rows is not None:
+                rows[0] = request
+                self._activate(rows)
             return request.tag
         finally:
             self._gate.leave()
@@ -78,11 +81,13 @@ class PoolBinds(PoolCore):
         """
         try:
             self._gate.enter()
+            rows: list[Any] = [None]
             request = self._requests.bind_alone(
                 prompt, total_capacity, extra_key, self._prefix_reuse
             )
-            self._activate([request])
-            return request.matched_pages * self._page_size
+            rows[0] = request
+            self._activate(rows)
+            return request.matched_len or 0
         finally:
             self._gate.leave()
 
@@ -100,9 +105,11 @@ class PoolBinds(PoolCore):
             self._gate.enter()
             batch_size = whole_number(batch_size, "batch_size", at_least=1)
             capacity = whole_number(capacity, "capacity", at_least=1)
-            requests = self._requests.bind_equal(batch_size, capacity, None, self._prefix_reuse)
+            requests, request_ids = self._requests.bind_equal(
+                batch_size, capacity, None, self._prefix_reuse
+            )
             self._activate(requests)
-            return [request.tag for request in requests]
+            return request_ids
         finally:
             self._gate.leave()
 
@@ -123,6 +130,9 @@ class PoolBinds(PoolCore):
         page is copied. Namespace and priority are inherited. The first holder that finishes or
         checkpoints brings the shared pages into the tree.
 
+        If the copy of the partial page fails, the fork is undone, but for what was evicted to make
+        room for it.
+
         Returns
         -------
         int
@@ -140,19 +150,28 @@ class PoolBinds(PoolCore):
             storage = self._open_storage()
             self._device.check_upload()
             request = self._requests.get(request_id)
-            child, copied = self._requests.fork(
-                request, whole_number(total_capacity, "total_capacity")
-            )
-            if copied is not None:
-                offsets = np.arange(self._page_size)
-                source, target = (page * self._page_size + offsets for page in copied)
-                storage.copy(self._device.to_device(source), self._device.to_device(target))
-                # What the parent wrote past its valid length is not the child's.
-                rest = target[self._requests.valid_len(child) % self._page_size :]
-                storage.zero(self._device.to_device(rest))
+            shared_pages = request.shared_pages
+            child = self._requests.fork(request, whole_number(total_capacity, "total_capacity"))
+            try:
+                self._copy_partial_page(storage, request, child)
+            except BaseException:
+                self._requests.ledger.unfork(request, child, shared_pages)
+                raise
             return child.tag
         finally:
             self._gate.leave()
+
+    def _copy_partial_page(self, storage: KVStorage, request: Request, child: Request) -> None:
+        shared, written = divmod(self._requests.valid_len(child), self._page_size)
+        if written == 0:
+            return
+        offsets = np.arange(self._page_size)
+        source = int(request.pages()[shared]) * self._page_size + offsets
+        target = int(child.pages()[shared]) * self._page_size + offsets
+        # What the parent wrote past its valid length is not the child's.
+        rest = self._device.to_device(target[written:])
+        storage.copy(self._device.to_device(source), self._device.to_device(target))
+        storage.zero(rest)
 
     # ---- the end
 

@@ -177,11 +177,11 @@ class PoolRequests(PoolCore):
             # 1.0 and True are found under 1, so what is no int is looked at one by one.
             get_each = map(self._requests.get, request_ids)
             requests = self._requests.get_all(request_ids) if plain else [*get_each]
-            self._activate(requests)
-            step = self._make_step()
+            step = self._make_step(requests)
             if not step.is_alive:
                 for request_id in request_ids:
                     self._requests.get(request_id)
+            self._activate(requests, step)
             return step
         finally:
             self._gate.leave()
@@ -199,6 +199,8 @@ class PoolRequests(PoolCore):
             self._gate.enter()
             if not self._live_rows():
                 raise KVCacheStateError("no step is active: bind a request and call activate_step")
-            return self._make_step()
+            if self._step is None:
+                self._step = self._make_step(self._active)
+            return self._step
         finally:
             self._gate.leave()

@@ -263,9 +263,9 @@ class PoolCore:
         """Smallest cache length that spans ``num_pages + 1`` pages."""
         return paging.first_cache_len_in_next_page_bucket(num_pages, self._page_size)
 
-    def _activate(self, requests: list[Request]) -> None:
+    def _activate(self, requests: list[Request], step: Step | None = None) -> None:
         self._active = requests
-        self._step = None
+        self._step = step
 
     def _live_rows(self) -> list[Request]:
         step = self._step
@@ -273,18 +273,16 @@ class PoolCore:
         live = all(row.live for row in self._active) if step is None else step.is_alive
         return self._active if live else []
 
-    def _make_step(self) -> Step:
-        if self._step is None:
-            self._step = self._step_class(
-                self._requests,
-                self._open_storage(),
-                self._active,
-                self._gate,
-                self._zero_rejected_kv,
-                self._graph_mode,
-                self._latest_table,
-            )
-        return self._step
+    def _make_step(self, requests: list[Request]) -> Step:
+        return self._step_class(
+            self._requests,
+            self._open_storage(),
+            requests,
+            self._gate,
+            self._zero_rejected_kv,
+            self._graph_mode,
+            self._latest_table,
+        )
 
     def _open_storage(self) -> KVStorage:
         if self._storage is None:

@@ -39,17 +39,17 @@ class PoolPages(PoolCore):
             self._gate.enter()
             num_tokens = whole_number(num_tokens, "num_tokens", at_least=1)
             num_pages = paging.num_pages_for_length(num_tokens, self._page_size)
-            pages = self._requests.ledger.take(num_pages) if num_pages <= self.num_pages else None
-            if pages is None:
+            slots = None
+            if num_pages <= self.num_pages:
+                slots = self._requests.ledger.take_slots(num_pages)
+            if slots is None:
                 raise exhausted(
                     self._requests.ledger,
                     f"allocating {num_tokens} tokens",
                     needed=num_pages,
                     num_pages=num_pages,
                 )
-            return (
-                pages[:, None] * np.int64(self._page_size) + np.arange(self._page_size)
-            ).ravel()
+            return slots
         finally:
             self._gate.leave()
 

@@ -97,6 +97,7 @@ class MisuseVerbs(Stage):
         self.calls.say("meddler = Meddler(pool)")
         given = Said([meddler, "no token"], lambda: "[meddler, 'no token']")
         self.calls.refused(TypeError, "pool", "bind_request", given, self.page_size)
+        self.calls.say("meddler.ended()")
         expected = [KVCacheStateError.__name__] * 4 + ["dict"]
         self.calls.expect(
             expected, meddler.ended(), "the answers to a second thread", "meddler.ended()"

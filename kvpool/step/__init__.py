@@ -152,13 +152,15 @@ class Step(StepReading, StepInGraph, StepRollback):
             launches = None if moves is None else moves[layer].prepare(slots, k, v)
             fresh = self._rows.entering(window)
             if fresh is not None:
-                # Noted afterwards: what fails or is interrupted here is zeroed by the next put.
                 storage.zero_pages(storage.device.to_device(fresh))
-                self._rows.enter(window)
             if launches is None:
                 storage.write(layer, slots, k, v)
             else:
                 storage.run(launches)
+            if fresh is not None:
+                # Only now: after a failure, or an interrupt, these pages were never entered, and
+                # the next put zeroes them again.
+                self._rows.enter(window)
             if own:
                 self._rows.advance(layer, window)
         finally:

@@ -32,8 +32,10 @@ class StepInGraph(StepBase):
             fresh = self._rows.entering(window)
             if fresh is not None:
                 self._storage.zero_pages(self._storage.device.to_device(fresh))
-                self._rows.enter(window)
             buffers.fill(Filling(self._rows, lengths, window, window_len))
+            # Last, as what came before can fail and these cannot.
+            if fresh is not None:
+                self._rows.enter(window)
             self._rows.advance_all(window)
             return buffers
         finally:

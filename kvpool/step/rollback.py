@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvpool.step.rows import Positions, StepBase
+from kvpool_ext.windows import StepWindow
 
 
 class StepRollback(StepBase):
@@ -79,11 +83,53 @@ class StepRollback(StepBase):
             ends = self._rows.positions(written_end, "written_end")
             self._check_range(sealed, sealed, "truncate_to")
             window = self._check_range(sealed, ends, "truncate_to")
-            if self._zero_rejected_kv:
-                self._zero(window)
-            return self._seal(sealed)
+            return self._seal(sealed, window if self._zero_rejected_kv else None)
         finally:
             self._gate.leave()
+
+    def _zero(self, window: StepWindow) -> None:
+        slots = self._rows.range_slots(window)
+        if slots.size:
+            self._storage.zero(self._storage.device.to_device(slots))
+
+    def _seal(self, lengths: NDArray[np.int64], rejected: StepWindow | None = None) -> bool:
+        """Lower the rows to `lengths`, and zero `rejected`: the tables first, the lengths last.
+
+        So a failure leaves the lengths, and what they promise, as they were; only a graph's
+        buffers, which are not the step's own, are then to be prepared again.
+        """
+        graph = self._graph_mode.current
+        in_graph = graph is not None and graph.holds(self._rows)
+        table, before, in_place = self._page_table, None, False
+        if in_graph or table is not None:
+            self._storage.device.check_upload()
+        if in_graph:
+            graph.buffers.check_room(self._rows.num_pages_over(lengths))
+        if table is not None:
+            old_lengths = table.lengths_host.copy()
+            in_place = table.bump(lengths)
+            before = old_lengths if in_place else None
+        try:
+            if in_graph:
+                kept = table if in_place else None
+                in_place = graph.buffers.seal(lengths)
+            else:
+                kept = table if in_place or table is None else self._build(lengths)
+            if rejected is not None:
+                self._zero(rejected)
+        except BaseException:
+            if in_graph:
+                graph.buffers.filling = None
+            if table is not None and before is not None:
+                # What was made outside of a graph's block is as it was again, or is gone.
+                self._page_table = None
+                table.bump(before)
+                self._page_table = table
+            raise
+        self._rows.cap(lengths)
+        # What was made outside of a graph's block must not show what is taken back in it.
+        self._page_table = kept
+        return in_place
 
     @contextmanager
     def verify_window(self) -> Iterator[StepRollback]:

@@ -242,33 +242,7 @@ class StepBase:
             f"pages: its first {shared_len} tokens are shared"
         )
 
-    # ---- taking back, and tables
-
-    def _zero(self, window: StepWindow) -> None:
-        slots = self._rows.range_slots(window)
-        if slots.size:
-            self._storage.zero(self._storage.device.to_device(slots))
-
-    def _seal(self, lengths: NDArray[np.int64]) -> bool:
-        graph = self._graph_mode.current
-        in_graph = graph is not None and graph.holds(self._rows)
-        if in_graph or self._page_table is not None:
-            self._storage.device.check_upload()
-        if in_graph:
-            graph.buffers.check_room(self._rows.num_pages_over(lengths))
-        self._rows.cap(lengths)
-        if in_graph:
-            # What was made outside of the block must not show what is taken back in it.
-            if self._page_table is not None and not self._page_table.bump(lengths):
-                self._page_table = None
-            in_place: bool = graph.buffers.seal(lengths)
-            return in_place
-        if self._page_table is None:
-            return False
-        if self._page_table.bump(lengths):
-            return True
-        self._page_table = self._build(lengths)
-        return False
+    # ---- tables
 
     def _lengths(self, lengths: Positions) -> NDArray[np.int64]:
         wanted = self._rows.positions(lengths, "lengths")

@@ -167,8 +167,9 @@ OPEN = {
             flashinfer_workspace for_mtp for_mtp_history for_testing fp8_format free_pages
             free_slots head_dim is_bound k_scale key_cache key_layer kv_is_compute_dtype
             layer_scales layer_with_scratch layout load load_report matched_prefix_len
-            num_kv_heads num_layers num_pages num_pages_for_length num_slots page_size poison prefix_insert_tokens
-            prefix_match_tokens prefix_prompt_tokens radix read_guard stats StaticKVBudget
+            num_kv_heads num_layers num_pages num_pages_for_length num_slots page_size
+            poison prefix_insert_tokens prefix_match_tokens prefix_prompt_tokens radix read_guard
+            stats StaticKVBudget
             steps_until_page_boundary v_scale value_cache value_layer zero_rejected_kv
         """,
         "radix": """

@@ -132,7 +132,7 @@ class ExplainTwin:
             return
         capacity = max(1, self.table.valid_len(request) + choose.integer(0, 8))
         try:
-            child, _ = self.table.fork(request, capacity)
+            child = self.table.fork(request, capacity)
         except KVCacheExhaustedError:
             return
         self.bound[child.tag] = child, told, publishes

@@ -1,0 +1,3 @@
+from kvpool_ext.moves import LedgerMoves
+
+class LedgerPublishing(LedgerMoves): ...
