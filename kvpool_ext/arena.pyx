@@ -14,7 +14,7 @@ from libc.string cimport memcmp, memset
 
 from kvpool_ext.memory cimport free, malloc, realloc
 from kvpool_ext.runs cimport UNIT, TokenRuns
-from kvpool_ext.types cimport NO_NODE, node_t, prefetch, token_t
+from kvpool_ext.types cimport NO_NODE, node_t, page_t, prefetch, token_t
 
 
 @cython.no_gc
@@ -213,9 +213,9 @@ cdef class NodeArena:
         if n == NO_NODE:
             return
         node = &self.nodes[n]
-        prefetch(<char *>node.pages - UNIT)
-        prefetch(node.pages + node.num_pages - 1)
-        prefetch(<char *>node.tokens - UNIT)
-        prefetch(&self.buckets[node.key_hash & self.bucket_mask])
-        prefetch(&self.nodes[max(node.parent, 0)])
-        prefetch(&self.nodes[max(node.newer, 0)])
+        prefetch(node.pages, -UNIT)
+        prefetch(node.pages, (<Py_ssize_t>node.num_pages - 1) * <Py_ssize_t>sizeof(page_t))
+        prefetch(node.tokens, -UNIT)
+        prefetch(&self.buckets[node.key_hash & self.bucket_mask], 0)
+        prefetch(&self.nodes[max(node.parent, 0)], 0)
+        prefetch(&self.nodes[max(node.newer, 0)], 0)

@@ -23,7 +23,7 @@ def scatter_few(
     num_slots : int
         At most `total_slots`.
     """
-    if not (are_blocks(k_cache, k_rows) and are_blocks(v_cache, v_rows) and cnp.PyArray_IS_C_CONTIGUOUS(slots)):
+    if not (are_blocks(k_cache, k_rows) and are_blocks(v_cache, v_rows) and cnp.PyArray_ISCARRAY_RO(slots)):
         return False
     return copy_rows(k_cache, k_rows, slots, num_slots) and copy_rows(v_cache, v_rows, slots, num_slots)
 

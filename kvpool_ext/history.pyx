@@ -104,8 +104,8 @@ cdef class EvictionHistory:
         # behind, come into the cache while the victims are looked for. It halves what the history costs a bind.
         for k in range(min(2, self.num_records)):
             record = self.at(k)
-            prefetch(<char *>record.run - UNIT)
-            prefetch(record.run + record.num_pages * self.page_size - record.num_head)
+            prefetch(record.run, -UNIT)
+            prefetch(record.run, (record.num_pages * self.page_size - record.num_head) * <Py_ssize_t>sizeof(token_t))
 
     cdef void keep(self, NodeArena arena, node_t n, Py_ssize_t num_pages) noexcept nogil:
         """Remember the last `num_pages` of node `n`, which go next: all of them or its tail. O(1).

@@ -144,7 +144,8 @@ cdef class PageLedger(LedgerBinding):
         child.known = lease.runs.take(num_known)
         if child.known == NULL:
             raise MemoryError(f"no memory for a prompt of {lease.known_len} tokens")
-        memcpy(child.known, lease.known, num_known * sizeof(token_t))
+        if num_known > 0:  # else there may be no run: C forbids to copy even nothing from NULL
+            memcpy(child.known, lease.known, num_known * sizeof(token_t))
         memcpy(child.page_ids, lease.page_ids, num_shared * sizeof(page_t))
         if lease.num_duplicates > 0:
             child.duplicates = <page_t *>lease.id_runs.take(2 * lease.num_duplicates)

@@ -13,6 +13,7 @@ from libc.stdint cimport int16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from kvpool_ext.memory cimport free, realloc, refused
+from kvpool_ext.sanitize cimport hide, show
 from kvpool_ext.types cimport token_t
 
 cdef extern from *:
@@ -56,6 +57,12 @@ cdef inline Block *following(Block *block) noexcept nogil:
     return <Block *>(<char *>block + <size_t>block.num_units * UNIT)
 
 
+cdef inline void show_only(Block *block, Py_ssize_t num_tokens) noexcept nogil:
+    """Tell the address sanitizer that of a block in use `num_tokens` may be touched."""
+    show(<char *>block + UNIT, following(block))
+    hide(<char *>block + UNIT + num_tokens * <Py_ssize_t>sizeof(token_t), following(block))
+
+
 cdef inline uint32_t units_for(Py_ssize_t num_tokens) noexcept nogil:
     return <uint32_t>max(MIN_UNITS, 1 + (num_tokens * <Py_ssize_t>sizeof(token_t) + UNIT - 1) // UNIT)
 
@@ -63,6 +70,7 @@ cdef inline uint32_t units_for(Py_ssize_t num_tokens) noexcept nogil:
 cdef token_t *divide(Block *block, uint32_t num_units) noexcept nogil:
     """Make two blocks in use of one; the run of the second."""
     cdef Block *rest = <Block *>(<char *>block + <size_t>num_units * UNIT)
+    show(rest, <char *>rest + UNIT)
     rest.num_units = block.num_units - num_units
     rest.num_units_before = num_units
     rest.is_free = 0
@@ -158,6 +166,7 @@ cdef class TokenRuns:
         self.remove_free(block)
         self.slab_bytes_in_use += <Py_ssize_t>block.num_units * UNIT
         self.cut(block, num_units)
+        show_only(block, num_tokens)
         return <token_t *>(<char *>block + UNIT)
 
     cdef void give(self, token_t *run) noexcept nogil:
@@ -189,7 +198,10 @@ cdef class TokenRuns:
         """Whether `run` has memory for `num_tokens`."""
         cdef Block *block = block_of(run)
         if not block.is_outside:
-            return units_for(num_tokens) <= block.num_units
+            if units_for(num_tokens) > block.num_units:
+                return False
+            show_only(block, num_tokens)
+            return True
         return UNIT + num_tokens * <Py_ssize_t>sizeof(token_t) <= (<Py_ssize_t *>block)[0]
 
     cdef token_t *resize(self, token_t *run, Py_ssize_t num_kept, Py_ssize_t num_tokens) noexcept nogil:
@@ -199,6 +211,7 @@ cdef class TokenRuns:
         if not block.is_outside:
             if units_for(num_tokens) <= block.num_units:
                 self.cut(block, units_for(num_tokens))
+                show_only(block, num_tokens)
                 return run
             moved = self.take(num_tokens)
             if moved != NULL:
@@ -242,6 +255,8 @@ cdef class TokenRuns:
 
     cdef void add_free(self, Block *block) noexcept nogil:
         cdef int i = bin_of(block.num_units)
+        show(block, <char *>block + MIN_UNITS * UNIT)
+        hide(<char *>block + MIN_UNITS * UNIT, following(block))
         block.is_free = 1
         block.previous = NULL
         block.next = self.bins[i]
@@ -252,6 +267,7 @@ cdef class TokenRuns:
 
     cdef void remove_free(self, Block *block) noexcept nogil:
         cdef int i = bin_of(block.num_units)
+        show(block, following(block))
         block.is_free = 0
         if block.next != NULL:
             block.next.previous = block.previous

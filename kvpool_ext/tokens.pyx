@@ -97,7 +97,8 @@ cdef cnp.ndarray _from_array(object items):
             value = int(array[position])
             if not INT32_MIN <= value <= INT32_MAX:
                 raise ValueError(_OUT_OF_RANGE.format(value, position, INT32_MIN, INT32_MAX))
-    return np.ascontiguousarray(array, dtype=np.int32)
+    # Not `ascontiguousarray`, which lets an array at an odd address pass.
+    return np.require(array, np.int32, "CA")
 
 
 cdef cnp.ndarray borrow_tokens(object tokens):

@@ -11,18 +11,19 @@ cdef enum:
 
 cdef extern from *:
     """
+    #include <stdint.h>
     #ifdef KVPOOL_DEBUG
     #define KVPOOL_CHECKED 1
     #else
     #define KVPOOL_CHECKED 0
     #endif
     #if defined(__GNUC__) || defined(__clang__)
-    #define kvpool_prefetch(address) __builtin_prefetch(address)
+    #define kvpool_prefetch(start, offset) __builtin_prefetch((const void *)((uintptr_t)(start) + (uintptr_t)(offset)))
     #else
-    #define kvpool_prefetch(address) ((void)(address))
+    #define kvpool_prefetch(start, offset) ((void)(start))
     #endif
     """
     # True in the debug build, where the verbs check their own structure after each change.
     const bint CHECKED "KVPOOL_CHECKED"
-    # Ask for a cache line; any address is legal.
-    void prefetch "kvpool_prefetch"(const void *address) noexcept nogil
+    # Ask for the cache line `offset` bytes from `start`; any sum is legal, from NULL too, which no pointer may be.
+    void prefetch "kvpool_prefetch"(const void *start, Py_ssize_t offset) noexcept nogil

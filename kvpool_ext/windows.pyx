@@ -171,7 +171,8 @@ cdef int read_indptr(object qo_indptr, Py_ssize_t n, Py_ssize_t num_tokens, int6
             raise TypeError(f"qo_indptr must be integers, got dtype {found.dtype}")
         if found.shape != (n + 1,):
             raise ValueError(f"qo_indptr must be [batch + 1] = [{n + 1}], got shape {found.shape}")
-        copy_integers(np.ascontiguousarray(found, dtype=np.int64), n + 1, out)
+        # Aligned, too: what `copy_integers` refuses would leave in `out` what the last call did.
+        copy_integers(np.require(found, np.int64, "CA"), n + 1, out)
     for b in range(n):
         falls |= out[b + 1] < out[b]
     if out[0] != 0 or falls:

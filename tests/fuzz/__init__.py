@@ -1,0 +1,1 @@
+"""A fuzz target: bytes become operations on tree, ledger or allocator, beside slow models."""
