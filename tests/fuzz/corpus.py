@@ -1,8 +1,8 @@
 """The regression corpus: one stream a line of `corpus.txt`, in hexadecimal.
 
 `python -m tests.fuzz.corpus unpack FOLDER` writes a file a line, as libFuzzer reads them;
-`python -m tests.fuzz.corpus pack FOLDER` makes `corpus.txt` of such a folder again, after
-`make fuzz ARGS="-merge=1 -use_counters=0 FOLDER build/fuzz/corpus"`, say.
+`python -m tests.fuzz.corpus pack FOLDER` makes `corpus.txt` of such a folder again. Those that are
+here were chosen from the corpus of a long run so that each operation comes in many states.
 """
 
 import sys
