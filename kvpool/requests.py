@@ -22,19 +22,15 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kvpool.errors import KVCacheExhaustedError, KVCacheStateError, UnknownRequestError
+from kvpool.errors import KVCacheStateError, UnknownRequestError
 from kvpool.explain import Explanation, explain
 from kvpool.numbers import whole_number
-from kvpool.paging import num_pages_for_length
 from kvpool.request import ExtraKey, Request, RequestInfo
-from kvpool.request_counts import RequestCounts
+from kvpool.request_binds import RequestBinds
 from kvpool.words import exhausted, past_capacity
-from kvpool_ext.ledger import PageLedger
-from kvpool_ext.tokens import as_tokens
-from kvpool_ext.tree import as_namespace
 
 
-class RequestTable(RequestCounts):
+class RequestTable(RequestBinds):
     """All bound requests of a pool, and the page ledger behind them.
 
     Parameters
@@ -47,22 +43,6 @@ class RequestTable(RequestCounts):
         Evicted tokens to remember for `explain`, 0: none; unless told, as many as the pool holds,
         of more than 65,536 a sixteenth.
     """
-
-    def __init__(
-        self,
-        num_pages: int,
-        page_size: int,
-        num_layers: int,
-        eviction: str = "lru",
-        *,
-        eviction_history: int | None = None,
-    ) -> None:
-        super().__init__(
-            self._make_ledger(num_pages, page_size, num_layers, eviction, eviction_history)
-        )
-        self.page_size = page_size
-        self.num_pages = num_pages
-        self._by_id = self.ledger.leases
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -90,115 +70,7 @@ class RequestTable(RequestCounts):
         except (KeyError, TypeError):
             return [*map(self.get, request_ids)]
 
-    # ---- bind
-
-    def bind(
-        self, prompt: Any, total_capacity: int, extra_key: ExtraKey, priority: int, reuse: bool
-    ) -> Request:
-        """Bind strictly: all of `total_capacity`, or KVCacheExhaustedError and no change."""
-        last_tag, watchers = self.ledger.last_tag, iter(self.watchers if reuse else ())
-        try:
-            lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
-            if lease is None:
-                what, needed = f"binding {total_capacity} tokens", self.ledger.needed_pages
-                num_pages = self._pages(total_capacity)
-                raise self._refused("no_pages", what, needed=needed, num_pages=num_pages)
-            for watcher in watchers:
-                watcher.on_bind(lease)
-            return lease
-        except BaseException:
-            # A watcher, or an interrupt: nobody would know the id of what was bound.
-            if self.ledger.last_tag > last_tag:
-                self.ledger.take_back(self.ledger.leases[last_tag + 1])
-            raise
-
-    def bind_alone(
-        self, prompt: Any, total_capacity: int, extra_key: ExtraKey, reuse: bool
-    ) -> Request:
-        """Release every other request, then bind as much of `total_capacity` as there is.
-
-        Raises
-        ------
-        ValueError
-            Not even the prompt fits, with reuse on; then nothing was released. With reuse off the
-            request gets what there is, as by `bind_equal`.
-        """
-        prompt, extra_key = as_tokens(prompt), as_namespace(extra_key)
-        num_tokens = prompt.size
-        matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
-        wanted = self.ledger.pages_for(num_tokens, total_capacity)
-        capacity = min(wanted, matched + room) * self.page_size
-        if capacity < num_tokens and not reuse:
-            return self.bind_equal(1, total_capacity, extra_key, False)[0][0]
-        if capacity < num_tokens:
-            raise ValueError(
-                f"a prompt of {num_tokens} tokens cannot fit: {capacity} slots are the most that "
-                "releasing all other requests gives"
-            )
-        last_tag, watchers = self.ledger.last_tag, iter(self.watchers if reuse else ())
-        try:
-            lease = self.ledger.bind_alone(prompt, capacity, extra_key, reuse)
-            assert lease is not None, "room_if_alone promised these pages"
-            for watcher in watchers:
-                watcher.on_bind(lease)
-            return lease
-        except BaseException:
-            if self.ledger.last_tag > last_tag:
-                self.ledger.take_back(self.ledger.leases[last_tag + 1])
-            raise
-
-    def bind_equal(
-        self, batch_size: int, capacity: int, extra_key: ExtraKey, reuse: bool
-    ) -> tuple[list[Request], list[int]]:
-        """Release every other request, then bind `batch_size` blank ones, clamped equally.
-
-        Returns
-        -------
-        tuple of list
-            The requests, and their ids.
-        """
-        _, room = self.ledger.room_if_alone([], extra_key, False)
-        num_pages = min(self._pages(capacity), room // batch_size)
-        if num_pages == 0:
-            what, least = f"binding {batch_size} requests", batch_size
-            raise self._refused("no_pages", what, needed=least, num_pages=least, free=room)
-        bound = self.ledger.bind_equal(batch_size, num_pages, extra_key, reuse)
-        assert bound is not None, "room_if_alone promised these pages"
-        return bound
-
-    def fork(self, request: Request, total_capacity: int) -> Request:
-        """A second request over the same written tokens.
-
-        Its partial page, if there is one, stands where that of `request` does and is to be copied.
-        """
-        valid_len = self.valid_len(request)
-        if total_capacity < max(1, valid_len):
-            raise ValueError(
-                f"total_capacity is {total_capacity} tokens, request {request.tag} has "
-                f"{valid_len} written"
-            )
-        shared = valid_len // self.page_size
-        num_pages = self._pages(total_capacity)
-        lease = None
-        if num_pages <= self.num_pages:
-            lease = self.ledger.fork(request, shared, num_pages, valid_len)
-        if lease is None:
-            what, needed = f"forking with {total_capacity} tokens", num_pages - shared
-            raise self._refused("fork", what, needed=needed, num_pages=num_pages)
-        if valid_len % self.page_size:
-            lease.entered_pages = shared + 1
-        return lease
-
-    def _refused(self, cause: str, what: str, **numbers: Any) -> KVCacheExhaustedError:
-        error = exhausted(self.ledger, what, **numbers)
-        self.failures_by_cause[cause if error.can_ever_fit else "too_large"] += 1
-        return error
-
     # ---- while bound
-
-    def valid_len(self, request: Request) -> int:
-        """Leading tokens written on every layer and not taken back."""
-        return self.ledger.lengths.minimum(request.row)
 
     def capacity(self, request: Request) -> int:
         """Slots reserved, in tokens."""
@@ -289,9 +161,3 @@ class RequestTable(RequestCounts):
                     f"request {request.tag} has valid_len {valid}, expected "
                     f"{shared_len} .. {capacity}"
                 )
-
-    def _make_ledger(self, *arguments: Any) -> PageLedger:
-        return PageLedger(*arguments)
-
-    def _pages(self, num_tokens: int) -> int:
-        return num_pages_for_length(num_tokens, self.page_size)

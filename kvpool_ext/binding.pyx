@@ -14,6 +14,7 @@ from kvpool_ext.arena cimport IS_ROOT
 from kvpool_ext.history cimport BY_BIND
 from kvpool_ext.lease cimport PageLease, new_lease
 from kvpool_ext.publishing cimport LedgerPublishing
+from kvpool_ext.quiet cimport Quiet
 from kvpool_ext.tokens cimport borrow_tokens
 from kvpool_ext.tree cimport NodeMemory, Walk, checked_priority, namespace_key
 from kvpool_ext.types cimport NO_NODE, node_t, token_t
@@ -36,6 +37,7 @@ cdef class LedgerBinding(LedgerPublishing):
         PageLease or None
             None when ``needed_pages`` private pages cannot be had now; nothing has changed then.
         """
+        cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef object key = namespace_key(extra_key)
         cdef int64_t rank_priority = checked_priority(priority)
@@ -102,16 +104,15 @@ cdef class LedgerBinding(LedgerPublishing):
             self.matched_tokens += walk.num_pages * self.page_size
 
     def take_back(self, PageLease lease):
-        """End a lease that its caller has not come to know of: its number and its prompt count for nothing.
+        """End a lease that its caller has not come to know of: its prompt counts for nothing.
 
-        What was evicted for it stays evicted, and its match was an access.
+        What was evicted for it stays evicted, its match was an access, and its number is used up.
         """
+        cdef Quiet _quiet = Quiet()
         self.check_live(lease)
         if lease.publishes and lease.prompt_len > 0:
             self.prompt_tokens -= lease.prompt_len
             self.matched_tokens -= lease.matched_pages * self.page_size
-        if lease.tag == self.last_tag:
-            self.last_tag -= 1
         self.drop_pages(lease, lease.tree_pages, lease.num_pages)
         self.let_go(lease)
         self.verify()
@@ -123,6 +124,7 @@ cdef class LedgerBinding(LedgerPublishing):
 
         ``lease.matched_len`` says the match in tokens.
         """
+        cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef object key = namespace_key(extra_key)
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
@@ -166,6 +168,7 @@ cdef class LedgerBinding(LedgerPublishing):
         tuple or None
             The leases and their tags, two lists; None, and no change, if releasing all does not make room for them.
         """
+        cdef Quiet _quiet = Quiet()
         cdef object key = namespace_key(extra_key)
         cdef PageLease lease
         _, room = self.room_if_alone((), None, False)
@@ -208,6 +211,7 @@ cdef class LedgerBinding(LedgerPublishing):
 
     def bind_blank(self, Py_ssize_t num_pages, extra_key, bint publishes):
         """A lease over `num_pages` private pages and no known tokens, or None."""
+        cdef Quiet _quiet = Quiet()
         cdef object key = namespace_key(extra_key)
         cdef PageLease lease
         self.tree.enter()
@@ -241,6 +245,7 @@ cdef class LedgerBinding(LedgerPublishing):
 
         Pages that stay out of reach: taken ones, and those locked through `RadixCache.inc_lock_ref`.
         """
+        cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef object key = namespace_key(extra_key)
         cdef Py_ssize_t kept = 0

@@ -17,6 +17,7 @@ from kvpool_ext.history cimport BY_ALLOC, BY_EXTEND, BY_FORK
 from kvpool_ext.lease cimport PageLease, new_lease
 from kvpool_ext.memory cimport calloc
 from kvpool_ext.publishing cimport Publication
+from kvpool_ext.quiet cimport Quiet
 from kvpool_ext.tokens cimport borrow_tokens
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 
@@ -58,7 +59,8 @@ cdef class PageLedger(LedgerBinding):
         return self.tree.evictable_pages
 
     def gauges(self):
-        """Pages by state and requests bound, now, as `KVCachePool.stats` names them."""
+        """Pages by state, requests bound and what is counted of them, now, as `KVCachePool.stats` names them."""
+        cdef Quiet _quiet = Quiet()
         cdef Py_ssize_t num_free = self.allocator.c_num_free(), num_taken = self.allocator.num_taken
         cdef Py_ssize_t evictable = self.tree.evictable_pages, cached = evictable + self.tree.protected_pages
         return {
@@ -68,12 +70,17 @@ cdef class PageLedger(LedgerBinding):
             "pages_evictable": evictable,
             "pages_taken": num_taken,
             "requests_bound": len(self.leases),
+            "prefix_prompt_tokens": self.prompt_tokens,
+            "prefix_match_tokens": self.matched_tokens,
+            "prefix_insert_tokens": self.inserted_tokens,
+            "evicted_pages": self.tree.evicted_pages,
         }
 
     # ---- while bound
 
     def extend(self, PageLease lease, Py_ssize_t num_pages):
         """Grow `lease` to `num_pages`, all or nothing; False (and no change) when they cannot be had."""
+        cdef Quiet _quiet = Quiet()
         cdef Py_ssize_t need = num_pages - lease.num_pages
         cdef page_t *page_ids
         self.tree.enter()
@@ -94,6 +101,7 @@ cdef class PageLedger(LedgerBinding):
 
     def shrink(self, PageLease lease, Py_ssize_t num_pages):
         """Give back the pages of `lease` from `num_pages` on; they are private and unwritten, the caller says."""
+        cdef Quiet _quiet = Quiet()
         self.tree.enter()
         self.check_live(lease)
         if num_pages < max(lease.shared_pages, lease.entered_pages):
@@ -128,6 +136,7 @@ cdef class PageLedger(LedgerBinding):
         the first holder that publishes, or back to the free list with the last that lets go. None when short. The
         child starts with `valid_len` written tokens.
         """
+        cdef Quiet _quiet = Quiet()
         cdef Py_ssize_t need = num_pages - num_shared, i, k, num_known
         cdef PageLease child
         self.tree.enter()
@@ -186,14 +195,18 @@ cdef class PageLedger(LedgerBinding):
         return child
 
     def unfork(self, PageLease lease, PageLease child, Py_ssize_t shared_pages):
-        """Undo the latest fork, of `lease`, which had `shared_pages` before; what was evicted for it stays evicted."""
+        """Undo a fork of `lease`, which had `shared_pages` before; what was evicted for it stays evicted."""
+        cdef Quiet _quiet = Quiet()
         self.check_live(child)
         self.drop_pages(child, child.tree_pages, child.num_pages)
         self.let_go(child)
-        if len(lease.lineage) == 1:
+        # Others may have forked or ended it meanwhile.
+        if lease.live and lease.lineage is not None and len(lease.lineage) == 1:
             lease.lineage = None
-        lease.shared_pages = shared_pages
-        self.last_tag -= 1
+            lease.shared_pages = max(shared_pages, lease.tree_pages)
+        # Nobody has seen its number.
+        if child.tag == self.last_tag:
+            self.last_tag -= 1
         self.verify()
 
     # ---- into the tree, and back
@@ -203,6 +216,7 @@ cdef class PageLedger(LedgerBinding):
 
         Page ids of the lease stay. Pages that the tree got meanwhile from another lease stay private duplicates here.
         """
+        cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
         cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0), num_pages, num_known
@@ -236,6 +250,7 @@ cdef class PageLedger(LedgerBinding):
         ValueError
             `tokens` contradict what bind or a checkpoint told; nothing has changed then.
         """
+        cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef const token_t *data = <const token_t *>cnp.PyArray_DATA(array)
         cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0), num_pages, tree_pages
@@ -261,6 +276,7 @@ cdef class PageLedger(LedgerBinding):
 
     def release(self, PageLease lease):
         """Give back everything that `lease` holds; nothing is published."""
+        cdef Quiet _quiet = Quiet()
         self.tree.enter()
         self.check_live(lease)
         self.drop_pages(lease, lease.tree_pages, lease.num_pages)
@@ -271,6 +287,7 @@ cdef class PageLedger(LedgerBinding):
 
     def take(self, Py_ssize_t num_pages):
         """`num_pages` pages for the caller, int32, evicting where it must; None when they cannot be had."""
+        cdef Quiet _quiet = Quiet()
         cdef cnp.npy_intp count = num_pages
         self.tree.enter()
         self.needed_pages = num_pages
@@ -283,6 +300,7 @@ cdef class PageLedger(LedgerBinding):
 
     def take_slots(self, Py_ssize_t num_pages):
         """As `take`, but all slots of the pages, int64 ``[num_pages * page_size]``."""
+        cdef Quiet _quiet = Quiet()
         cdef cnp.npy_intp count = num_pages * self.page_size
         cdef Py_ssize_t i, k
         cdef int64_t *slots
@@ -308,6 +326,7 @@ cdef class PageLedger(LedgerBinding):
 
     def give(self, pages):
         """Take back `pages` (int32), each taken and each once; answers -1, or the position of the first bad one."""
+        cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(pages)
         cdef const page_t *data = <const page_t *>cnp.PyArray_DATA(array)
         cdef Py_ssize_t n = cnp.PyArray_DIM(array, 0), bad
@@ -320,6 +339,7 @@ cdef class PageLedger(LedgerBinding):
 
     def reset(self):
         """Nothing that is cached now matches again; frees what is unlocked and returns its tokens."""
+        cdef Quiet _quiet = Quiet()
         cdef Py_ssize_t count
         self.tree.enter()
         named_roots = self.tree.named_roots()
@@ -338,6 +358,7 @@ cdef class PageLedger(LedgerBinding):
         The state is ``"free"``, ``"taken"``, ``"private"`` (holder: the lease, position: its page index) or ``"tree"``
         (holder: the `NodeView`). Walks everything.
         """
+        cdef Quiet _quiet = Quiet()
         return locate(self, page)
 
     def check(self):
@@ -348,6 +369,7 @@ cdef class PageLedger(LedgerBinding):
         RuntimeError
             Naming the page and its claimants, or the node whose locks do not add up.
         """
+        cdef Quiet _quiet = Quiet()
         self.allocator.check()
         self.tree.check()
         check_ledger(self)
@@ -358,6 +380,7 @@ cdef class PageLedger(LedgerBinding):
 
     def lock_counts(self):
         """``[(handle, lock_ref, holders)]`` of each node that holds pages: counted, and found by walking all paths."""
+        cdef Quiet _quiet = Quiet()
         cdef node_t n
         cdef PageLease lease
         starts = dict(self.tree.user_locks)

@@ -11,6 +11,7 @@ cimport numpy as cnp
 
 from kvpool_ext.arena cimport IS_ROOT
 from kvpool_ext.history cimport BY_CALL
+from kvpool_ext.quiet cimport Quiet
 from kvpool_ext.reading cimport TreeReading
 from kvpool_ext.tokens cimport borrow_pages, borrow_tokens
 from kvpool_ext.tree cimport Growth, NodeMemory, Walk, checked_priority, namespace_key
@@ -19,11 +20,6 @@ from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 from kvpool_ext.views import InsertResult, MatchResult
 
 cnp.import_array()
-
-cdef extern from "Python.h":
-    int PyGC_Disable() noexcept
-    int PyGC_Enable() noexcept
-
 
 cdef class RadixCache(TreeReading):
     """A page-granular radix tree over token prefixes with exact eviction.
@@ -75,6 +71,7 @@ cdef class RadixCache(TreeReading):
             self.gate.c_leave()
 
     cdef object c_match_prefix(self, tokens, extra_key):
+        cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef node_t root = self.root_of(namespace_key(extra_key)), n
         cdef cnp.npy_intp max_pages = cnp.PyArray_DIM(array, 0) // self.page_size, num_pages
@@ -149,6 +146,7 @@ cdef class RadixCache(TreeReading):
             self.gate.c_leave()
 
     cdef object c_insert(self, tokens, pages, extra_key, priority):
+        cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef cnp.ndarray ids = borrow_pages(pages)
         cdef object key = namespace_key(extra_key)
@@ -211,6 +209,7 @@ cdef class RadixCache(TreeReading):
             self.gate.c_leave()
 
     cdef object c_evict(self, num_tokens):
+        cdef Quiet _quiet = Quiet()
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, (int, np.integer)):
             raise TypeError(f"num_tokens must be an int, got {type(num_tokens).__name__}")
         num_tokens = int(num_tokens)
@@ -237,6 +236,7 @@ cdef class RadixCache(TreeReading):
             self.gate.c_leave()
 
     cdef object c_inc_lock_ref(self, node):
+        cdef Quiet _quiet = Quiet()
         self.enter()
         cdef node_t n = self.arena.resolve(node)
         if self.arena.nodes[n].flags & IS_ROOT:
@@ -259,6 +259,7 @@ cdef class RadixCache(TreeReading):
             self.gate.c_leave()
 
     cdef object c_dec_lock_ref(self, node):
+        cdef Quiet _quiet = Quiet()
         self.enter()
         cdef node_t n = self.arena.resolve(node)
         if self.arena.nodes[n].flags & IS_ROOT:
@@ -289,6 +290,7 @@ cdef class RadixCache(TreeReading):
             self.gate.c_leave()
 
     cdef object c_reset(self):
+        cdef Quiet _quiet = Quiet()
         self.enter()
         cdef list named_roots = self.named_roots()
         # After the list, which may run the collector; an array does not, so that this is what there will be.
@@ -312,14 +314,5 @@ cdef class RadixCache(TreeReading):
 
 
 cdef object plain_tuple(object named, first, second, third=None):
-    """A named tuple of two or three values, made without a line of Python and without a run of the collector.
-
-    What either runs could change the tree between the walk that found these values and the change that they tell of.
-    """
-    cdef int was_enabled = PyGC_Disable()
-    try:
-        values = (first, second) if third is None else (first, second, third)
-        return tuple.__new__(named, values)
-    finally:
-        if was_enabled:
-            PyGC_Enable()
+    """A named tuple of two or three values, made without a line of Python, which could change the tree meanwhile."""
+    return tuple.__new__(named, (first, second) if third is None else (first, second, third))

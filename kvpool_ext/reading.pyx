@@ -5,6 +5,7 @@ from libc.string cimport memcpy
 
 from kvpool_ext.arena cimport IS_DETACHED, IS_LINKED, IS_ROOT, IS_WAITING, Node, entry_of
 from kvpool_ext.classes cimport DETACHED_RANK, EvictionClass
+from kvpool_ext.quiet cimport Quiet
 from kvpool_ext.tree cimport RadixTree
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 
@@ -44,6 +45,7 @@ cdef class TreeReading(RadixTree):
     @property
     def namespaces(self):
         """The extra keys that have cached pages (None is always there)."""
+        cdef Quiet _quiet = Quiet()
         cdef node_t root
         found = []
         for key, number in list(self.roots.items()):
@@ -66,6 +68,7 @@ cdef class TreeReading(RadixTree):
 
     def survey(self):
         """All nodes at once as a `TreeSurvey` of NumPy columns; O(nodes + pages), for pictures and sums."""
+        cdef Quiet _quiet = Quiet()
         try:
             self.gate.c_enter()
             return survey_tree(self)
@@ -90,6 +93,7 @@ cdef class TreeReading(RadixTree):
         ValueError, TypeError
             A limit that is no number, or below 0 (`max_depth`: below 1).
         """
+        cdef Quiet _quiet = Quiet()
         try:
             self.gate.c_enter()
             return format_tree(self, max_nodes, max_depth, tokens)
@@ -122,6 +126,7 @@ cdef class TreeReading(RadixTree):
 
     def check(self):
         """Verify (I1) to (I6) over the whole tree, O(pages); RuntimeError says what is out of sync."""
+        cdef Quiet _quiet = Quiet()
         try:
             self.gate.c_enter()
             self.arena.runs.check()
@@ -169,6 +174,7 @@ cdef class TreeReading(RadixTree):
 
     def _snapshot(self):
         """Everything that `check_tree` compares, as plain Python values."""
+        cdef Quiet _quiet = Quiet()
         cdef node_t n
         cdef int32_t rank = DETACHED_RANK
         cdef EvictionClass *cls

@@ -31,6 +31,7 @@ LEVELS = {
     "kvpool.page_map": 4,
     "kvpool.page_table": 4,
     "kvpool.request_counts": 4.5,
+    "kvpool.request_binds": 4.7,
     "kvpool.requests": 5,
     "kvpool.graph_buffers": 5,
     "kvpool.step": 6,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvpool.errors import KVCacheCorruptionError
 from kvpool.poison.books import PageBooks
+from kvpool.poison.calm import undisturbed
 from kvpool.poison.stored import StoredPages
 from kvpool.poison.tree import PoisonedTree
 from kvpool.request import ExtraKey
@@ -30,6 +31,7 @@ class PoisonedLedger(PageLedger):
 
     # ---- bind
 
+    @undisturbed
     def bind(
         self, tokens: Any, capacity: int, extra_key: ExtraKey, priority: int, reuse: bool
     ) -> PageLease | None:
@@ -43,6 +45,7 @@ class PoisonedLedger(PageLedger):
             self._check_bound(lease)
         return lease
 
+    @undisturbed
     def bind_alone(
         self, tokens: Any, capacity: int, extra_key: ExtraKey, reuse: bool
     ) -> PageLease | None:
@@ -61,6 +64,7 @@ class PoisonedLedger(PageLedger):
         self.books.hand_out(pages[lease.matched_pages :], who, self.check)
         self.check_cached(pages[: lease.matched_pages], f"a bind of {who}")
 
+    @undisturbed
     def bind_equal(
         self, batch_size: int, num_pages: int, extra_key: ExtraKey, publishes: bool
     ) -> tuple[list[PageLease], list[int]] | None:
@@ -80,6 +84,7 @@ class PoisonedLedger(PageLedger):
             raise
         return bound
 
+    @undisturbed
     def take_back(self, lease: PageLease) -> None:
         """As `PageLedger.take_back`."""
         self.books.check_can_write()
@@ -88,6 +93,7 @@ class PoisonedLedger(PageLedger):
         finally:
             self.books.settle()
 
+    @undisturbed
     def bind_blank(self, num_pages: int, extra_key: ExtraKey, publishes: bool) -> PageLease | None:
         """As `PageLedger.bind_blank`."""
         self.books.check_can_write()
@@ -105,6 +111,7 @@ class PoisonedLedger(PageLedger):
 
     # ---- while bound
 
+    @undisturbed
     def extend(self, lease: PageLease, num_pages: int) -> bool:
         """As `PageLedger.extend`."""
         self.books.check_can_write()
@@ -120,6 +127,7 @@ class PoisonedLedger(PageLedger):
             raise
         return done
 
+    @undisturbed
     def shrink(self, lease: PageLease, num_pages: int) -> None:
         """As `PageLedger.shrink`."""
         self.books.check_can_write()
@@ -128,6 +136,7 @@ class PoisonedLedger(PageLedger):
         finally:
             self.books.settle()
 
+    @undisturbed
     def fork(
         self, lease: PageLease, num_shared: int, num_pages: int, valid_len: int
     ) -> PageLease | None:
@@ -152,6 +161,7 @@ class PoisonedLedger(PageLedger):
                 raise
         return child
 
+    @undisturbed
     def unfork(self, lease: PageLease, child: PageLease, shared_pages: int) -> None:
         """As `PageLedger.unfork`."""
         try:
@@ -161,10 +171,12 @@ class PoisonedLedger(PageLedger):
 
     # ---- into the tree, and back
 
+    @undisturbed
     def checkpoint(self, lease: PageLease, tokens: Any, reuse: bool) -> int:
         """As `PageLedger.checkpoint`, of pages that were written."""
         return self._publish(super().checkpoint, lease, as_tokens(tokens), reuse)
 
+    @undisturbed
     def finish(self, lease: PageLease, tokens: Any, reuse: bool) -> int:
         """As `PageLedger.finish`, of pages that were written."""
         return self._publish(super().finish, lease, as_tokens(tokens), reuse)
@@ -184,6 +196,7 @@ class PoisonedLedger(PageLedger):
         self.books.remember(pages[num_pages - inserted // self.page_size : num_pages])
         return inserted
 
+    @undisturbed
     def release(self, lease: PageLease) -> None:
         """As `PageLedger.release`."""
         self.books.check_can_write()
@@ -194,6 +207,7 @@ class PoisonedLedger(PageLedger):
 
     # ---- raw pages
 
+    @undisturbed
     def take(self, num_pages: int) -> NDArray[np.int32] | None:
         """As `PageLedger.take`."""
         self.books.check_can_write()
@@ -209,6 +223,7 @@ class PoisonedLedger(PageLedger):
                 raise
         return pages
 
+    @undisturbed
     def take_slots(self, num_pages: int) -> NDArray[np.int64] | None:
         """As `PageLedger.take_slots`."""
         pages = self.take(num_pages)
@@ -217,6 +232,7 @@ class PoisonedLedger(PageLedger):
         slots = pages[:, None] * np.int64(self.page_size) + np.arange(self.page_size)
         return slots.ravel()
 
+    @undisturbed
     def give(self, pages: NDArray[np.int32]) -> int:
         """As `PageLedger.give`."""
         self.books.check_can_write()
@@ -225,6 +241,7 @@ class PoisonedLedger(PageLedger):
         finally:
             self.books.settle()
 
+    @undisturbed
     def reset(self) -> int:
         """As `PageLedger.reset`."""
         self.books.check_can_write()

@@ -25,7 +25,6 @@ class PoisonedStep(Step):
         # Asked of the books, not of the step's own memory: that is what may be wrong.
         for request in self._requests:
             if self._ledger.leases.get(request.tag) is not request:
-                self._gate.leave()
                 page = int(request.pages()[0])
                 raise KVCacheCorruptionError(
                     f"a step uses request {request.tag} after its end, page {page} first (owner "

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.poison.books import PageBooks
+from kvpool.poison.calm import undisturbed
 from kvpool.request import ExtraKey
 from kvpool_ext.pages import PageAllocator
 from kvpool_ext.radix import RadixCache
@@ -54,6 +55,7 @@ class PoisonedTree(RadixCache):
         finally:
             self.gate.leave()
 
+    @undisturbed
     def match_prefix(self, tokens: Any, extra_key: ExtraKey = None) -> MatchResult:
         """As `RadixCache.match_prefix`; KVCacheCorruptionError if a matched page has changed."""
         with self._in_a_call():
@@ -62,6 +64,7 @@ class PoisonedTree(RadixCache):
                 ledger.check_cached(found.pages, "match_prefix")
             return found
 
+    @undisturbed
     def insert(
         self, tokens: Any, pages: Any, extra_key: ExtraKey = None, priority: int = 0
     ) -> InsertResult:
@@ -83,6 +86,7 @@ class PoisonedTree(RadixCache):
             self.books.remember(np.asarray(page_ids, np.int32)[first_new:])
             return done
 
+    @undisturbed
     def evict(self, num_tokens: int) -> NDArray[np.int32]:
         """As `RadixCache.evict`."""
         with self._in_a_call():
@@ -90,6 +94,7 @@ class PoisonedTree(RadixCache):
             self.books.forget(pages)
             return pages
 
+    @undisturbed
     def dec_lock_ref(self, node: int) -> None:
         """As `RadixCache.dec_lock_ref`; pages that a reset orphaned are poisoned."""
         with self._in_a_call():
@@ -99,6 +104,7 @@ class PoisonedTree(RadixCache):
             finally:
                 self.books.settle()
 
+    @undisturbed
     def reset(self) -> NDArray[np.int32]:
         """As `RadixCache.reset`."""
         with self._in_a_call():

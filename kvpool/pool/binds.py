@@ -48,17 +48,20 @@ class PoolBinds(PoolCore):
         TypeError
             Tokens that are no integers.
         """
+        request = None
         try:
             self._gate.enter()
             rows: list[Any] | None = [None] if len(self._requests) == 0 else None
             request = self._requests.bind(
                 prompt, total_capacity, extra_key, priority, self._prefix_reuse
             )
-            # Whatever could fail now would leave a request whose id nobody knows.
             if rows is not None:
                 rows[0] = request
                 self._activate(rows)
             return request.tag
+        except BaseException:
+            self._take_back(request)
+            raise
         finally:
             self._gate.leave()
 
@@ -79,6 +82,7 @@ class PoolBinds(PoolCore):
         ValueError
             Not even the prompt fits; then nothing was released.
         """
+        request = None
         try:
             self._gate.enter()
             rows: list[Any] = [None]
@@ -88,6 +92,9 @@ class PoolBinds(PoolCore):
             rows[0] = request
             self._activate(rows)
             return request.matched_len or 0
+        except BaseException:
+            self._take_back(request)
+            raise
         finally:
             self._gate.leave()
 
@@ -101,6 +108,7 @@ class PoolBinds(PoolCore):
         KVCacheExhaustedError
             Not one page each; then nothing was released.
         """
+        requests: list[Request] = []
         try:
             self._gate.enter()
             batch_size = whole_number(batch_size, "batch_size", at_least=1)
@@ -110,8 +118,17 @@ class PoolBinds(PoolCore):
             )
             self._activate(requests)
             return request_ids
+        except BaseException:
+            self._take_back(*requests)
+            raise
         finally:
             self._gate.leave()
+
+    def _take_back(self, *requests: Request | None) -> None:
+        # An interrupt came in between, and nobody would know their ids.
+        for request in requests:
+            if request is not None and request.live:
+                self._requests.ledger.take_back(request)
 
     def would_fit(self, prompt: Any, total_capacity: int, *, extra_key: ExtraKey = None) -> bool:
         """Whether `bind_request` would succeed now; changes nothing, not even recency."""

@@ -49,34 +49,30 @@ class PoolFigures(PoolCore):
         KVCacheStateError
             The pool is closed, or a call of another thread has not ended for ten seconds.
         """
-        give_up = None
+        requests, gate = self._requests, self._gate
+        questions = (requests.ledger.gauges, requests.failures_by_cause.copy)
+        give_up, number = 0.0, 0
         while True:
-            before = self._gate.moment()
+            before = gate.moment()
             if before >= 0:
-                reading = self._read()
-                if self._gate.moment() == before:
-                    return reading
-            now = time.monotonic()
-            if give_up is None:
-                give_up = now + PATIENCE_SECONDS
-            elif now > give_up:
+                found = [question() for question in questions]
+                if gate.moment() == before:
+                    break
+            if not give_up:
+                give_up, number = time.monotonic() + PATIENCE_SECONDS, gate.ask(questions)
+            elif (answers := gate.answered(number)) is not None:
+                found = answers
+                break
+            elif time.monotonic() > give_up:
                 raise KVCacheStateError(
-                    f"stats found no moment between two calls in {PATIENCE_SECONDS:.0f} seconds: "
-                    "a call of another thread has not ended, or was cut off by a fork"
+                    f"a call of another thread has not ended for {PATIENCE_SECONDS:.0f} seconds, "
+                    "or was cut off by a fork: stats has no moment to read"
                 )
             time.sleep(LOOK_SECONDS)
-
-    def _read(self) -> dict[str, int]:
-        requests = self._requests
-        gauges = requests.ledger.gauges()
-        failures = requests.failures_by_cause.copy()
+        gauges, failures = found
         return {
             "pages_total": self.num_pages,
             **gauges,
-            "prefix_prompt_tokens": requests.prefix_prompt_tokens,
-            "prefix_match_tokens": requests.prefix_match_tokens,
-            "prefix_insert_tokens": requests.prefix_insert_tokens,
-            "evicted_pages": requests.ledger.tree.evicted_pages,
             "bind_failures": sum(failures.values()),
             **{f"bind_failures_{cause}": count for cause, count in failures.items()},
         }
