@@ -8,6 +8,7 @@ import pytest
 
 from kvpool import KVCachePool, KVCacheStateError
 from kvpool.poison.stored import POISON
+from kvpool.switches import is_switched_on
 from tests.helpers.poison import bits, poison_pages
 from tests.helpers.pools import R, assert_ledger, cache_prompt, case_pool, read, write
 
@@ -23,7 +24,9 @@ def pool(make_pool):
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True), ("yes", True)]
+    ("value", "expected"),
+    [(None, False), ("1", True), ("yes", True), ("on", True)]
+    + [(value, False) for value in ("", " ", "0", "false", "False", "no", "OFF")],
 )
 def test_environment_turns_it_on(make_pool, monkeypatch, value, expected):
     monkeypatch.delenv("KVPOOL_POISON", raising=False)
@@ -32,6 +35,13 @@ def test_environment_turns_it_on(make_pool, monkeypatch, value, expected):
     assert case_pool(make_pool, 4, 2).poison is expected
     assert case_pool(make_pool, 4, 2, poison=True).poison is True
     assert case_pool(make_pool, 4, 2, poison=False).poison is False
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_switch_that_is_empty_says_nothing(monkeypatch, default):
+    for value, expected in (("", default), ("off", False), ("No", False), ("2", True)):
+        monkeypatch.setenv("KVPOOL_ZERO_REJECTED_KV", value)
+        assert is_switched_on("KVPOOL_ZERO_REJECTED_KV", default) is expected
 
 
 def test_without_poison_no_part_of_it_is_there(make_pool):

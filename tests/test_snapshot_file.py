@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import stat
 import threading
@@ -96,22 +97,107 @@ def test_permissions_are_what_the_umask_says(pool, tmp_path):
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o000])
+def test_mode_of_the_replaced_file_is_kept(pool, tmp_path, monkeypatch, mode):
+    """The file holds prompts: nobody reads the new one, or a part of it, who could not before."""
+    path, modes = tmp_path / "x", []
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    write = os.write
+
+    def looking(file, data):
+        modes.append(stat.S_IMODE(os.fstat(file).st_mode))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", looking)
+    before = os.umask(0o022)
+    try:
+        pool.save(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert set(modes) == {0o600}
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_mode_that_changes_during_a_save_counts(pool, tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    lseek = os.lseek
+
+    def changing(*arguments):
+        path.chmod(0o600)
+        return lseek(*arguments)
+
+    monkeypatch.setattr(os, "lseek", changing)
+    pool.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("permitted", [True, False])
+def test_owner_and_group_are_kept_where_permitted(pool, tmp_path, monkeypatch, permitted):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    os.chown(path, 12345, 12346)
+    path.chmod(0o664)
+
+    def refused(*_):
+        raise PermissionError(errno.EPERM, "not yours")
+
+    if not permitted:
+        monkeypatch.setattr(os, "fchown", refused)
+    pool.save(path)
+    found = path.stat()
+    kept = (12345, 12346, 0o664) if permitted else (os.geteuid(), os.getegid(), 0o604)
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == kept
+
+
+@pytest.mark.parametrize("call", ["open", "write", "lseek", "fsync", "rename"])
 def test_failing_disk_leaves_the_old_file_and_no_other(pool, tmp_path, monkeypatch, call):
     path = tmp_path / "pool"
     pool.save(path)
     before = path.read_bytes()
     serve(pool, [7, 7])
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no space left")
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "no space left", *arguments[:1] * (call in ("open", "rename")))
 
     monkeypatch.setattr(os, call, full)
-    with unchanged(pool), pytest.raises(OSError, match="no space left"):
+    with unchanged(pool), pytest.raises(OSError, match="no space left") as caught:
         pool.save(path)
     monkeypatch.undo()
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(path)
     assert os.listdir(tmp_path) == ["pool"]
     assert path.read_bytes() == before
+
+
+def test_limit_of_file_sizes_names_the_file(pool, tmp_path):
+    path = tmp_path / "pool"
+    path.write_bytes(b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            pool.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert os.listdir(tmp_path) == ["pool"]
+    assert path.read_bytes() == b"old"
+
+
+def test_error_of_a_signal_handler_stays_its_own(pool, tmp_path, monkeypatch):
+    for error in (TimeoutError("enough"), OSError(errno.EIO, "disk", "elsewhere")):
+
+        def handler(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(os, "lseek", handler)
+        with pytest.raises(OSError, match=r"enough|elsewhere") as caught:
+            pool.save(tmp_path / "pool")
+        assert caught.value is error
 
 
 def test_missing_directory_is_an_error_before_anything(pool, tmp_path):

@@ -230,9 +230,28 @@ def test_what_is_no_regular_file_is_refused(tmp_path, make_pool):
 
 def test_model_that_is_no_text_is_refused(tmp_path, make_pool):
     pool = case_pool(make_pool, 2, 4)
-    with pytest.raises(TypeError, match="model must be a str, got int"):
-        pool.save(tmp_path / "x", model=1)
+    for model in (1, None, b"m"):
+        words = f"model must be a str, got {type(model).__name__}"
+        for call in (pool.save, KVCachePool.load):
+            with pytest.raises(TypeError, match=words):
+                call(tmp_path / "x", model=model)
     for model in ("\ud800", "x" * 5000):
         with pytest.raises(SnapshotError, match="model must"):
             pool.save(tmp_path / "x", model=model)
     assert not os.listdir(tmp_path)
+
+
+def test_long_name_of_a_model_is_shortened_and_a_hash_is_not(saved):
+    digest, long = "0123456789abcdef" * 8, "x" * 50_000
+    with pytest.raises(SnapshotError, match=f"expected '{digest}', got 'm'"):
+        KVCachePool.load(saved[1], model=digest)
+    for model in (long, "\ud800" * 1000):
+        with pytest.raises(SnapshotError, match="model: expected") as caught:
+            KVCachePool.load(saved[1], model=model)
+        assert len(str(caught.value)) < 1000
+
+
+def test_zero_byte_in_a_path_is_a_value_error(tmp_path, make_pool):
+    for call in (KVCachePool.load, case_pool(make_pool, 2, 4).save):
+        with pytest.raises(ValueError, match=r"null byte|null character"):
+            call(f"{tmp_path}/a\0b")

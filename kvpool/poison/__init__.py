@@ -18,17 +18,14 @@ scratch             finite, always
 
 from __future__ import annotations
 
-import os
-
 from kvpool.poison.reading import ReadGuard
 from kvpool.poison.step import PoisonedStep
 from kvpool.poison.table import PoisonedTable
+from kvpool.switches import is_switched_on
 
 __all__ = ["PoisonedStep", "PoisonedTable", "ReadGuard", "wants_poison"]
 
 
 def wants_poison(poison: bool | None) -> bool:
-    """`poison`, or what ``KVPOOL_POISON`` says where it is None: on unless unset, empty or 0."""
-    if poison is None:
-        return os.environ.get("KVPOOL_POISON", "") not in ("", "0")
-    return bool(poison)
+    """`poison`, or where it is None what the switch ``KVPOOL_POISON`` says: off by default."""
+    return is_switched_on("KVPOOL_POISON", False) if poison is None else bool(poison)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
@@ -24,6 +23,7 @@ from kvpool.request import Request
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable, Step
 from kvpool.storage import KVStorage
+from kvpool.switches import is_switched_on
 from kvpool_ext.eviction import check_eviction
 from kvpool_ext.gate import Gate
 from kvpool_ext.radix import RadixCache
@@ -79,7 +79,7 @@ class PoolCore:
         if eviction_history is not None:
             whole_number(eviction_history, "eviction_history", 0, INT32_MAX)
         if zero_rejected_kv is None:
-            zero_rejected_kv = os.environ.get("KVPOOL_ZERO_REJECTED_KV", "1") != "0"
+            zero_rejected_kv = is_switched_on("KVPOOL_ZERO_REJECTED_KV", True)
         self._zero_rejected_kv = bool(zero_rejected_kv)
         self._num_slots = num_slots
         self._page_size = page_size

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from functools import partial
 from typing import Any, TypeVar
 
 from kvpool.device import Device, device_of
 from kvpool.errors import SnapshotError
 from kvpool.numbers import whole_number
+from kvpool.poison import PoisonedTable
 from kvpool.pool.core import PoolCore
 from kvpool.snapshot import (
     Fingerprint,
     LoadReport,
     SaveReport,
     Snapshot,
+    check_model,
     fill_pool,
     save_snapshot,
 )
@@ -51,17 +55,24 @@ class PoolRestarts(PoolCore):
         Parameters
         ----------
         path : path
-            Where to; a file that is there is replaced.
+            Where to. A file that is there is replaced and its mode kept, and where permitted its
+            owner and group; where the group is not, another group gets no rights. A new file has
+            the mode that the umask says: the prompts of all users are in it.
         model : str
             What tells this model's K and V from any other's: a hash of the weights, or a name and
-            a revision. `load` must give the same.
+            a revision. `load` must give the same. Give it: without it, here and there, any model
+            of this shape is taken for yours, and its K and V are served.
 
         Raises
         ------
         OSError
             A missing directory, no permission, a full disk; what was at `path` is as before.
+        TypeError
+            `model` is no str.
         SnapshotError
-            `path` is a device or the like, or `model` is no text.
+            `path` is a device or the like, or `model` is too long or no text.
+        KVCacheCorruptionError
+            In poison mode: a page that would be saved is not what was cached. Nothing is written.
         """
         try:
             self._gate.enter()
@@ -74,7 +85,10 @@ class PoolRestarts(PoolCore):
                 self._k_scale,
                 self._v_scale,
             )
-            return save_snapshot(os.fsdecode(path), self.radix, storage, fingerprint)
+            requests, confirm = self._requests, None
+            if isinstance(requests, PoisonedTable):
+                confirm = partial(requests.ledger.check_cached, what="a save")
+            return save_snapshot(os.fsdecode(path), self.radix, storage, fingerprint, confirm)
         finally:
             self._gate.leave()
 
@@ -99,7 +113,8 @@ class PoolRestarts(PoolCore):
         path : path
             The file.
         model : str
-            As it was given to `save`.
+            As it was given to `save`. Give it: without it, here and there, any model of this
+            shape is taken for yours, and its K and V are served.
         device : str or Device
             Where the pool shall live; the saved one may have lived elsewhere.
         num_slots : int, optional
@@ -115,7 +130,10 @@ class PoolRestarts(PoolCore):
             shape, dtypes or scales, each of them listed, or a pool larger than the machine.
         OSError
             No such file, no permission, a directory.
+        TypeError
+            `model` is no str, or an option that there is not.
         """
+        check_model(model)
         place = device_of(device)
         with Snapshot(os.fsdecode(path)) as snapshot:
             contents = snapshot.contents
@@ -139,6 +157,11 @@ class PoolRestarts(PoolCore):
                     v_scale=fingerprint.v_scale,
                     **({"eviction": contents.eviction} | pool_options),
                 )
+            except TypeError:
+                known = inspect.signature(PoolCore.__init__).parameters
+                if strange := sorted(pool_options.keys() - known.keys()):
+                    raise TypeError(f"load takes no option {', '.join(strange)}") from None
+                raise
             except MemoryError as error:
                 raise _too_large(slots, f"there is no memory for it ({error})") from error
             storage = pool._open_storage()

@@ -6,7 +6,7 @@ served (`checksums`). Nothing in it is code, nothing is unpickled.
 """
 
 from kvpool.snapshot.filling import fill_pool
-from kvpool.snapshot.fingerprint import Fingerprint
+from kvpool.snapshot.fingerprint import Fingerprint, check_model
 from kvpool.snapshot.opening import Snapshot
 from kvpool.snapshot.reports import DroppedPage, LoadReport, SaveReport
 from kvpool.snapshot.saving import save_snapshot
@@ -17,6 +17,7 @@ __all__ = [
     "LoadReport",
     "SaveReport",
     "Snapshot",
+    "check_model",
     "fill_pool",
     "save_snapshot",
 ]

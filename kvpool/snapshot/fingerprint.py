@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -26,6 +27,12 @@ LIMITS = {
 MOST_PAGE_BYTES = 1 << 40
 MOST_MODEL_CHARACTERS = 4096
 Scale = float | tuple[float, ...]
+
+# An error message shows a hash or a name in full, and of a long text both ends.
+_shown = reprlib.Repr()
+_shown.maxstring = 160
+_shown.maxother = 2000
+_shown.maxtuple = _shown.maxlist = 128
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Fingerprint:
             self.model.encode()
         except UnicodeEncodeError:
             raise SnapshotError(
-                f"model must be text that UTF-8 can hold, got {self.model!r}"
+                f"model must be text that UTF-8 can hold, got {_shown.repr(self.model)}"
             ) from None
         if len(self.model) > MOST_MODEL_CHARACTERS:
             raise SnapshotError(
@@ -118,8 +125,7 @@ class Fingerprint:
         v_scale: float | NDArray[np.float32],
     ) -> Fingerprint:
         """That of a pool, from its parts; TypeError for a `model` that is no str."""
-        if not isinstance(model, str):
-            raise TypeError(f"model must be a str, got {type(model).__name__}")
+        check_model(model)
         k, v = (
             float(scale) if np.ndim(scale) == 0 else tuple(np.asarray(scale).tolist())
             for scale in (k_scale, v_scale)
@@ -175,7 +181,7 @@ class Fingerprint:
                 value = dtype_name(value) if name in ("dtype", "compute_dtype") else value
                 equal = value == saved
             if not equal:
-                found.append(f"{name}: expected {value!r}, got {saved!r}")
+                found.append(f"{name}: expected {_shown.repr(value)}, got {_shown.repr(saved)}")
         if found:
             raise SnapshotError(
                 "the snapshot is of another model or pool, so its K and V mean nothing here: "
@@ -189,6 +195,12 @@ class Fingerprint:
         if rounded.ndim == 0:
             rounded = np.full(self.num_layers, rounded)
         return rounded.view(np.uint32)
+
+
+def check_model(model: Any) -> None:
+    """TypeError for a name of a model that is no str."""
+    if not isinstance(model, str):
+        raise TypeError(f"model must be a str, got {type(model).__name__}")
 
 
 def text_of(metadata: Mapping[str, str], name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,9 +23,16 @@ CHUNK_BYTES = 32 << 20  # of K and V in memory at once; on its way it stands the
 
 
 def save_snapshot(
-    path: str, tree: RadixCache, storage: KVStorage, fingerprint: Fingerprint
+    path: str,
+    tree: RadixCache,
+    storage: KVStorage,
+    fingerprint: Fingerprint,
+    confirm: Callable[[NDArray[np.int32]], None] | None = None,
 ) -> SaveReport:
     """Write every cached page of `tree` to `path`; neither tree nor storage changes.
+
+    `confirm` gets the page ids int32 ``[n]`` before anything is written, and raises if one of
+    them is damaged: the checksums in the file would vouch for it.
 
     Raises
     ------
@@ -36,6 +45,8 @@ def save_snapshot(
     """
     evicted_before = tree.evicted_pages
     columns, page_ids = columns_of(tree)
+    if confirm is not None:
+        confirm(page_ids)
     namespaces = encode_namespaces(columns.namespaces)
     contents = Contents(
         fingerprint, tree.eviction, storage.num_slots, columns.num_pages, len(namespaces)
