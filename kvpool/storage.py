@@ -104,6 +104,17 @@ class KVStorage:
             raise ValueError(f"layer must be in 0 .. {self.num_layers - 1}, got {layer}")
         return int(layer)
 
+    def check_foreign(self, *arrays: NDArray[Any], verb: str) -> None:
+        """ValueError if one of `arrays` is a view of the buffers.
+
+        A put zeroes pages before it reads its rows, and moves rows in any order.
+        """
+        for array in arrays:
+            if array.base is self._k or array.base is self._v:
+                raise ValueError(
+                    f"{verb} an array that is a view of the pool's own buffers: give it a copy"
+                )
+
     def layer(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of a layer, scratch page included, ``[num_slots + page_size, heads, dim]``."""
         return self._layers[layer]

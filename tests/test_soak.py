@@ -121,6 +121,9 @@ def test_trace_survives_its_file_and_a_line_that_a_crash_cut_short(tmp_path):
     [
         ([], "is empty"),
         (["[1]"], "not the header"),
+        (["[" * 100_000], "not the header"),
+        (['{"kvpool_soak": 1, "pool": {}}', "[" * 100_000], ":2: "),
+        (['{"kvpool_soak": 1, "pool": {}}'], "has no operation to play"),
         (['{"kvpool_soak": 2, "pool": {}}'], "format 2"),
         (['{"kvpool_soak": 1, "pool": {"num_pages": 0}}'], "num_pages must be in 1"),
         (['{"kvpool_soak": 1, "pool": {"num_pages": true}}'], "num_pages must be int"),
@@ -148,6 +151,23 @@ def test_replay_of_what_is_no_trace_says_why(lines, words, tmp_path, capfd):
     said = capfd.readouterr().err
     assert words in said
     assert "Traceback" not in said
+
+
+def test_replay_of_a_trace_that_ends_in_a_line_says_so(tmp_path, capfd):
+    path = tmp_path / "trace.jsonl"
+    Trace(PoolShape(), [["alloc", 1, 4], ["free", 1]]).write(path)
+    written = path.read_text()
+    cuts = {written[:10]: "first line", written[:-12]: "middle of line 2"}
+    for cut, words in cuts.items():
+        path.write_text(cut)
+        assert main(["--replay", str(path)]) == 2
+        assert words in capfd.readouterr().err
+    path.write_text(written[:-3])
+    assert main(["--replay", str(path), "--json"]) == 0
+    found = capfd.readouterr()
+    assert "middle of line 3, which is left out" in found.err
+    assert json.loads(found.out)["profiles"]["replay"]["operations"] == 1
+    assert json.loads(found.out)["interrupted"] is False
 
 
 def test_absurd_shape_is_refused_before_anything_is_made():

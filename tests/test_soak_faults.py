@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from kvpool.soak.command import main
 from kvpool.soak.drawing import RandomDraw
 from kvpool.soak.finding import Finding
 from kvpool.soak.player import Player
@@ -27,7 +25,8 @@ from tests.helpers.soak_faults import plant
 ROOT = Path(__file__).resolve().parents[1]
 # Fault -> operations that are left at most, and words of the finding.
 SHORT = {
-    "write_a_slot_too_far": (4, "a wrong row of K"),
+    "keep_stale_bits": (6, "stale bits of K"),
+    "write_a_slot_too_far": (4, " of K"),  # a wrong row, or bits where nobody wrote
     "mix_layers_up": (4, "a wrong row of K"),
     "publish_a_page_too_many": (4, "tokens that a finish or checkpoint inserted"),
     "skip_a_lock": (8, ""),
@@ -59,7 +58,10 @@ def run_script(path, fault):
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(fault, marks=[pytest.mark.slow] if i else []) for i, fault in enumerate(SHORT)],
+    [
+        pytest.param(fault, marks=[pytest.mark.slow] if i > 1 else [])
+        for i, fault in enumerate(SHORT)
+    ],
 )
 def test_planted_fault_is_found_and_its_script_shows_it(fault, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
@@ -92,6 +94,58 @@ def test_wrong_row_names_request_page_owner_and_whose_row_it_is(monkeypatch):
     words = str(found.value)
     assert "request 1 (#5), position 0, layer 1, page 0 (request 1, positions [0, 4))" in words
     assert "which is K of #5 (bound), position 0, layer 0" in words
+
+
+def entered_page_of_two_layers(**options):
+    """A request that wrote 1 token of 4 on the first layer, over a page that held another's."""
+    player = Player(PoolShape(num_layers=2, num_pages=1, **options))
+    player.perform(["bind", 1, [[1, 3]], 0, 0, 0, 9])
+    player.perform(["write", [1], [3], 0])
+    player.perform(["abort", 1])
+    player.perform(["bind", 2, [[2, 1]], 2, 0, 0, 9])
+    return player, ["write_part", 2, 1, 1]
+
+
+def test_stale_bits_are_seen_at_the_first_write_to_a_page(monkeypatch):
+    player, write = entered_page_of_two_layers()
+    plant("keep_stale_bits", monkeypatch.setattr)
+    with pytest.raises(Finding, match="stale bits of K") as found:
+        player.perform(write)
+    assert "request 2 (#2), position 1, layer 0, page 0" in str(found.value)
+    assert "which is K of #1 (ended), position 1, layer 0" in str(found.value)
+
+
+def test_poison_behind_what_was_written_is_stale_bits(monkeypatch):
+    monkeypatch.setenv("KVPOOL_POISON", "1")
+    player, write = entered_page_of_two_layers()
+    plant("keep_stale_bits", monkeypatch.setattr)
+    with pytest.raises(Finding, match=r"stale bits of K.*position 1.*NaN: poison"):
+        player.perform(write)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_stale_bits_are_seen_by_a_get_of_more_than_was_written(layer):
+    player, write = entered_page_of_two_layers()
+    player.perform(write)
+    player.pool.value_layer(layer)[2] = 7
+    with pytest.raises(Finding, match=f"stale bits of V.*position 2, layer {layer}"):
+        player.perform(["read", [2], 0])
+
+
+@pytest.mark.parametrize("how", [0, 2])
+def test_rejected_rows_that_stay_are_stale_bits_unless_the_pool_may_leave_them(how, monkeypatch):
+    monkeypatch.setattr("kvpool.step.rollback.StepRollback._zero", lambda self, window: None)
+    player = Player(PoolShape(zero_rejected_kv=False))
+    truncate = ["truncate", 1, 2, 0, 9]
+    for operation in (["bind", 1, [[1, 3]], 0, 0, 0, 9], ["write", [1], [3], 0], truncate):
+        player.perform(operation)
+    player.perform(["read", [1], 0])
+    player = Player(PoolShape())
+    truncate[3] = how
+    for operation in (["bind", 1, [[1, 3]], 0, 0, 0, 9], ["write", [1], [3], 0], truncate):
+        player.perform(operation)
+    with pytest.raises(Finding, match=r"stale bits of K.*position 1"):
+        player.perform(["read", [1], 0])
 
 
 @pytest.mark.slow
@@ -158,103 +212,3 @@ def test_simpler_operations_are_smaller_and_leave_the_first_alone():
     assert ["write", [3, 4], [2, 0], 2] in found
     assert ["write", [3, 4], [5, 0], 1] in found
     assert json.dumps(operation) == before
-
-
-# ---- the command
-
-
-def planted(fault, folder):
-    """An environment in which every Python has a fault."""
-    code = f"from tests.helpers.soak_faults import plant\nplant({fault!r})\n"
-    (folder / "sitecustomize.py").write_text(code)
-    return ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-
-
-def soak(folder, environment, *arguments):
-    command = [sys.executable, "-m", "kvpool.soak", "--out", str(folder / "out"), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_command_prints_the_script_and_replays_the_trace(tmp_path):
-    environment = planted("write_a_slot_too_far", tmp_path)
-    arguments = ("--profile", "speculative", "--seconds", "30", "--shrink-seconds", "2")
-    ran = soak(tmp_path, environment, *arguments)
-    assert ran.returncode == 1, ran.stderr
-    assert "FOUND in profile speculative: a wrong row of K" in ran.stdout
-    assert "run by itself, it fails too" in ran.stdout
-    trace = tmp_path / "out" / "failure.jsonl"
-    assert f"again: python -m kvpool.soak --replay {trace}" in ran.stdout
-    assert (tmp_path / "out" / "failure.py").read_text().rstrip() in ran.stdout
-    copy = tmp_path / "copy.jsonl"
-    trace.rename(copy)
-    again = soak(tmp_path, environment, "--replay", str(copy), "--json", "--shrink-seconds", "0")
-    assert again.returncode == 1, again.stderr
-    assert json.loads(again.stdout)["failure"]["kind"] == "a wrong row of K"
-    right = soak(tmp_path, ENVIRONMENT, "--replay", str(copy))
-    assert right.returncode == 0, right.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "limit_s", "words"), [("crash", "60", "a crash (SIGSEGV)"), ("hang", "3", "a hang")]
-)
-def test_crash_and_hang_leave_a_short_trace(fault, limit_s, words, tmp_path):
-    environment = planted(fault, tmp_path)
-    limits = ("--operation-seconds", limit_s, "--shrink-seconds", "15", "--seconds", "60")
-    ran = soak(tmp_path, environment, "--profile", "agents", "--json", *limits)
-    assert ran.returncode == 1, ran.stderr
-    failure = json.loads(ran.stdout)["failure"]
-    assert failure["kind"] == words
-    assert "again when it was replayed" in failure["details"]
-    assert "in happen" in failure["traceback"] or "soak_faults.py" in failure["traceback"]
-    assert failure["shrunk_operations"] < failure["operations"]
-    script = Path(failure["script"]).read_text()
-    assert "checkpoint_request" in script.splitlines()[-1]
-
-
-def test_interrupt_ends_with_130_and_the_table(tmp_path):
-    command = [sys.executable, "-m", "kvpool.soak", "--seconds", "60", "--profile", "beam"]
-    child = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=ENVIRONMENT | {"TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    wait_for_operations(tmp_path)
-    os.killpg(child.pid, signal.SIGINT)
-    out, _ = child.communicate(timeout=30)
-    assert child.returncode == 130
-    assert out.decode().splitlines()[1].startswith("beam")
-    assert not list(tmp_path.iterdir())
-
-
-def wait_for_operations(folder):
-    for _ in range(600):
-        if any(path.stat().st_size > 1000 for path in folder.glob("*/running.jsonl")):
-            return
-        time.sleep(0.05)
-    raise AssertionError("no operation within 30 s")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--device", "tpu"], "device must be"),
-        (["--replay", "nowhere.jsonl"], "nowhere.jsonl"),
-    ],
-)
-def test_usage_is_2_and_says_what_is_wrong(arguments, words, capsys):
-    assert main(arguments) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--profile", "quiet"], ["--seconds", "-1"], ["--seconds", "nan"]]
-)
-def test_arguments_that_argparse_refuses_are_2(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "error: argument" in capsys.readouterr().err

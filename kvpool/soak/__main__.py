@@ -2,7 +2,12 @@
 
 import sys
 
-from kvpool.soak.command import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        # Here, as it takes a while, and Ctrl-C may come before it is over.
+        from kvpool.soak.command import main
+
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)

@@ -112,7 +112,7 @@ class BindVerbs(Stage):
         parent.shared = max(parent.shared, shared)
         # A prompt that is not all written yet binds the child's tokens too.
         lineage = parent.lineage.copy(max(written, parent.prompt_len), tail)
-        self.bound[child] = Bound(
+        self.bound[child] = forked = Bound(
             child,
             found,
             lineage,
@@ -123,6 +123,8 @@ class BindVerbs(Stage):
             [written] * self.shape.num_layers,
             parent.inserts,
         )
+        # The rest of the partial page is not the parent's any more.
+        self.check_request(forked)
         return None
 
     # ---- what they share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpool.soak.lineage import Lineage
 
@@ -34,6 +34,12 @@ class Bound:
         Leading written tokens of each layer.
     inserts : bool
         Whether a finish may insert.
+    entered : int
+        Largest end of all writes: every page up to there was entered.
+    ends : list of int
+        Of each layer, where nothing was written from then on, or all of it was zeroed since.
+    looked_at : int
+        `entered` when the pages were last looked at.
     """
 
     handle: int
@@ -45,6 +51,13 @@ class Bound:
     shared: int
     valid: list[int]
     inserts: bool
+    entered: int = field(init=False)
+    ends: list[int] = field(init=False)
+    looked_at: int = 0
+
+    def __post_init__(self) -> None:
+        self.ends = list(self.valid)
+        self.entered = max(self.valid, default=0)
 
     @property
     def valid_len(self) -> int:
@@ -58,11 +71,24 @@ class Bound:
 
     def write(self, layer: int, start: int, end: int) -> None:
         """A put of ``[start, end)``."""
+        if start < end:
+            self.touch(layer, end)
         if start <= self.valid[layer] < end:
             self.valid[layer] = end
 
+    def touch(self, layer: int, end: int) -> None:
+        """Something was written up to `end`, which need not count."""
+        self.entered = max(self.entered, end)
+        self.ends[layer] = max(self.ends[layer], end)
+
+    def zero(self, start: int, end: int) -> None:
+        """``[start, end)`` was zeroed on every layer."""
+        self.ends = [min(last, start) if last <= end else last for last in self.ends]
+
     def declare(self, length: int) -> None:
         """All of ``[0, length)`` is there."""
+        for layer in range(len(self.ends)):
+            self.touch(layer, length)
         self.valid = [max(valid, length) for valid in self.valid]
 
     def seal(self, length: int) -> None:

@@ -15,6 +15,7 @@ from kvpool.device import device_of
 from kvpool.soak.player import check_operations
 from kvpool.soak.profiles import PROFILES
 from kvpool.soak.session import Options
+from kvpool.soak.signals import exit_code_of, orderly_end
 from kvpool.soak.supervisor import Supervisor
 from kvpool.soak.table import failure_text, table
 from kvpool.soak.trace import Trace, TraceError
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m kvpool.soak",
         description="Random traffic over real pools; each row of K and V that is read is checked.",
-        epilog="Exit code: 0 nothing found, 1 found, 2 usage, 130 interrupted.",
+        epilog="Exit code: 0 nothing found, 1 found, 2 usage, 130 interrupted, 143 terminated.",
     )
     made.add_argument("--seconds", type=_seconds, default=60.0, help="in all (default: 60)")
     made.add_argument("--seed", type=int, default=0, help="the same seed, the same traffic")
@@ -47,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--operation-seconds",
-        type=_seconds,
+        type=_limit,
         default=120.0,
-        help="an operation that takes longer hangs (120)",
+        help="an operation that takes longer hangs (120, at least 1)",
     )
     return made
 
@@ -60,28 +61,40 @@ def main(argv: list[str] | None = None) -> int:
     try:
         device = str(device_of(arguments.device))
     except ValueError as error:
-        print(f"python -m kvpool.soak: {error}", file=sys.stderr)
-        return 2
+        return _usage(error)
     if device != "cpu":
         print(_GPU_NOTE, file=sys.stderr)
     if arguments.replay:
         try:
-            check_operations(Trace.read(arguments.replay).operations)
+            _check_trace(arguments.replay)
         except (OSError, UnicodeDecodeError, TraceError) as error:
-            print(f"python -m kvpool.soak: {error}", file=sys.stderr)
-            return 2
+            return _usage(error)
     if arguments.poison:
         os.environ["KVPOOL_POISON"] = "1"
     profiles = tuple(PROFILES) if arguments.profile == "all" else (arguments.profile,)
     options = Options(
         arguments.seconds, arguments.seed, profiles, device, arguments.shrink_seconds
     )
-    folder = Path(arguments.out or tempfile.mkdtemp(prefix="kvpool-soak-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    code = 2
+    with orderly_end():
+        try:
+            folder = _folder(arguments.out)
+        except OSError as error:
+            return _usage(f"--out: {error}")
+        code = 2
+        try:
+            supervisor = Supervisor(options, folder, arguments.operation_seconds)
+            code, found = _run(supervisor, folder, arguments.replay)
+            more = {"interrupted": code > 2, "seed": arguments.seed, "device": device}
+            _print(arguments, {"profiles": {}} | found | more)
+        finally:
+            if code != 1 and not arguments.out:
+                shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _run(supervisor: Supervisor, folder: Path, replay: str | None) -> tuple[int, dict[str, Any]]:
     try:
-        supervisor = Supervisor(options, folder, arguments.operation_seconds)
-        code, found = supervisor.run(arguments.replay)
+        code, found = supervisor.run(replay)
         if "failure" in found:
             found["failure"] |= {
                 "script_shows_it": supervisor.script_shows_it(),
@@ -89,19 +102,44 @@ def main(argv: list[str] | None = None) -> int:
                 "trace": str(folder / FILES["failure"]),
                 "whole_trace": str(folder / FILES["whole"]),
             }
-        _print(arguments, found | {"seed": arguments.seed, "device": device})
-    finally:
-        if code != 1 and not arguments.out:
-            shutil.rmtree(folder, ignore_errors=True)
-    return code
+    except KeyboardInterrupt as interrupt:
+        # Before a worker ran, or while a crash was made short.
+        return exit_code_of(interrupt), {}
+    return code, found
+
+
+def _folder(out: str | None) -> Path:
+    """Where files go; OSError where none can be written."""
+    folder = Path(out or tempfile.mkdtemp(prefix="kvpool-soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return folder
+
+
+def _check_trace(path: str) -> None:
+    """Refuse a trace that cannot be played; say where one is cut short."""
+    trace = Trace.read(path)
+    check_operations(trace.operations)
+    cut = f"{path} ends in the middle of line {len(trace.operations) + 2}"
+    if not trace.operations:
+        raise TraceError(cut if trace.is_cut else f"{path} has no operation to play")
+    if trace.is_cut:
+        print(f"note: {cut}, which is left out", file=sys.stderr)
+
+
+def _usage(error: object) -> int:
+    print(f"python -m kvpool.soak: {error}", file=sys.stderr)
+    return 2
 
 
 def _print(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
-    if found.get("profiles"):
+    if found["profiles"] or found["interrupted"]:
         print(table(found["profiles"]))
+    if found["interrupted"]:
+        print("interrupted: this is what was done until then", file=sys.stderr)
     if "failure" in found:
         script = Path(found["failure"]["script"]).read_text(encoding="utf-8")
         print(failure_text(found["failure"], script, os.environ.get("KVPOOL_POISON", "")))
@@ -111,4 +149,11 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 10**7:
         raise argparse.ArgumentTypeError(f"expected seconds in 0 .. 10000000, got {text}")
+    return value
+
+
+def _limit(text: str) -> float:
+    value = _seconds(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1 second, got {text}")
     return value

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.attention import paged_attention
+from kvpool.soak.blank import expect_blank
 from kvpool.soak.bound import Bound
 from kvpool.soak.calls import Said
 from kvpool.soak.stage import Stage
@@ -21,11 +22,15 @@ class ReadVerbs(Stage):
     """Operations that read."""
 
     def read(self, handles: list[int], door: int) -> None:
-        """Read all written positions of some requests through one door."""
-        rows = [bound for bound in self.rows_of(handles) if bound.valid_len]
+        """Read all written positions of some requests through one door.
+
+        `get` is asked for more, as it promises zeros behind them.
+        """
+        name, rows = DOORS[door % len(DOORS)], self.rows_of(handles)
+        rows = [bound for bound in rows if (bound.entered if name == "get" else bound.valid_len)]
         if rows:
             self.activate(rows)
-            getattr(self, f"_read_{DOORS[door % len(DOORS)]}")(rows)
+            getattr(self, f"_read_{name}")(rows)
 
     def read_all(self) -> None:
         """Read whatever is bound."""
@@ -33,10 +38,20 @@ class ReadVerbs(Stage):
             self.read([bound.handle], 0)
 
     def _read_get(self, rows: list[Bound]) -> None:
+        # Pages that were entered, and one that was not: that too reads as zeros.
+        longest = max(self.rounded(bound.entered) for bound in rows) + self.page_size
+        length = min(longest, *(bound.capacity for bound in rows))
         for layer in range(self.shape.num_layers):
-            length = min(bound.valid[layer] for bound in rows)
             k, v = self.calls.let("k, v", "step", "get", layer, length)
-            self._compare_batch(rows, layer, k, v, [length] * len(rows))
+            k, v = self.to_host(k), self.to_host(v)
+            lengths = [min(bound.valid[layer], length) for bound in rows]
+            self._compare_batch(rows, layer, k, v, lengths)
+            for b, bound in enumerate(rows):
+                start = bound.ends[layer]
+                for side, found in enumerate((k, v)):
+                    text = f"{'kv'[side]}[{b}, {start}:]"
+                    place, values = (layer, side, start), self.code.computed
+                    expect_blank(self, bound, place, found[b, start:], text, values)
 
     def _read_padded(self, rows: list[Bound]) -> None:
         lengths = [bound.valid_len for bound in rows]

@@ -45,6 +45,21 @@ def same(found, expected):
     wrong = (found != expected).reshape(len(expected), -1).any(axis=1)
     assert not wrong.any(), f"wrong rows at positions {np.flatnonzero(wrong).tolist()}"
 ''',
+    "blank": '''
+def blank(found):
+    """Whether rows that nobody wrote are zeros."""
+    found = pool.device.to_host(found)
+    wrong = (found != 0).reshape(len(found), -1).any(axis=1)
+    where = np.flatnonzero(wrong).tolist()
+    assert not wrong.any(), f"nobody wrote rows {where}: {found[wrong].tolist()}"
+''',
+    "held": '''
+def held(cache, request_id, start, end):
+    """What the buffers hold at positions of a request."""
+    positions, size = np.arange(start, end), pool.page_size
+    pages = pool.request(request_id).page_ids[positions // size].astype(np.int64)
+    return cache[on_device(pages * size + positions % size)]
+''',
     "paged": '''
 def paged(cache, table, row):
     """Positions of a row as an attention kernel finds them."""
@@ -125,7 +140,12 @@ class Meddler:
 ''',
 }
 # What asks for another part by itself.
-_NEEDS = {"stored": ("rows",), "rows": ("on_device",), "zeros": ("on_device",)}
+_NEEDS = {
+    "stored": ("rows",),
+    "rows": ("on_device",),
+    "zeros": ("on_device",),
+    "held": ("on_device",),
+}
 
 
 def script_of(trace: Trace, device: str = "cpu") -> tuple[str, Finding | None]:

@@ -14,6 +14,7 @@ from kvpool.soak.player import Player
 from kvpool.soak.profiles import PROFILES
 from kvpool.soak.script import script_of
 from kvpool.soak.shrink import Shrinker
+from kvpool.soak.signals import heed
 from kvpool.soak.totals import Totals, resident_bytes
 from kvpool.soak.trace import Operation, Trace, TraceFile
 
@@ -107,6 +108,7 @@ def _run_profile(
         traffic = kind(player, draw)
         try:
             for _ in range(draw.integer(20, LONGEST_EPISODE)):
+                heed()
                 operations.append(traffic.next())
                 trace_file.add(operations[-1])
                 player.perform(operations[-1])
@@ -138,6 +140,7 @@ def replay(trace: Trace, options: Options, trace_file: TraceFile) -> Outcome:
     finding = None
     try:
         for operation in trace.operations:
+            heed()
             trace_file.add(operation)
             player.perform(operation)
         player.finish_up()
@@ -180,20 +183,25 @@ def shrink(
     device : str
         Of the pools.
     tick : callable
-        Called before each trial.
+        Called before each trial; what it raises to interrupt ends the shrinking, not the finding.
     """
 
     def fails(candidate: Trace) -> bool:
         tick()
         return kind_of(candidate, device) == kind
 
-    return Shrinker(trace, fails, seconds).run()
+    return Shrinker(trace, fails, seconds).shortest()
 
 
 def _failure(
     profile: str, finding: Finding, trace: Trace, options: Options, trace_file: TraceFile
 ) -> Failure:
-    shrunk = shrink(trace, finding.kind, options.shrink_seconds, options.device, trace_file.touch)
+
+    def tick() -> None:
+        trace_file.touch()
+        heed()
+
+    shrunk = shrink(trace, finding.kind, options.shrink_seconds, options.device, tick)
     script, again = script_of(shrunk, options.device)
     shown = again or finding
     # Where the soak saw it says less than where the pool raised it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -44,11 +45,18 @@ class Shrinker:
                 break
         return self.trace
 
+    def shortest(self) -> Trace:
+        """`run`, or as far as it came until an interrupt."""
+        with suppress(KeyboardInterrupt):
+            self.run()
+        return self.trace
+
     def _in_time(self) -> bool:
         return time.monotonic() < self._ends_at
 
     def _try(self, shape: PoolShape, operations: list[Operation]) -> bool:
-        if not self._in_time():
+        # A trace without an operation is refused by whoever replays it.
+        if not operations or not self._in_time():
             return False
         self.num_trials += 1
         candidate = Trace(shape, operations)

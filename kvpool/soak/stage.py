@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.pool import KVCachePool
+from kvpool.soak.blank import look_at_blank
 from kvpool.soak.bound import Bound
 from kvpool.soak.calls import Calls, Said
 from kvpool.soak.finding import Finding
@@ -162,6 +163,9 @@ class Stage:
         expect(bound.shared, info.shared_len, "shared_len", f"{asked}.shared_len")
         if bound.matched is not None:
             expect(bound.matched, info.matched_len, "matched_len", f"{asked}.matched_len")
+        if bound.entered > bound.looked_at:
+            look_at_blank(self, bound, info.page_ids)
+            bound.looked_at = bound.entered
 
     def check(self) -> None:
         """The pool's own check, and all bound requests."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 from kvpool.soak.script import program
 from kvpool.soak.session import Options
 from kvpool.soak.shrink import Shrinker
-from kvpool.soak.trace import Trace
-from kvpool.soak.worker import FILES, INTERRUPTED
+from kvpool.soak.signals import INTERRUPTED, exit_code_of, held_back
+from kvpool.soak.trace import PoolShape, Trace, TraceError
+from kvpool.soak.worker import FILES
 
 # The parent's path, not the environment's: both must find the same kvpool.
 _BOOT = """
@@ -50,6 +50,7 @@ class Supervisor:
         self.folder = folder
         self.operation_seconds = operation_seconds
         self._said = folder / "stderr.txt"
+        self._interrupt: KeyboardInterrupt | None = None
 
     def run(self, replay: str | None = None) -> tuple[int, dict[str, Any]]:
         """Soak, or replay a file.
@@ -57,22 +58,26 @@ class Supervisor:
         Returns
         -------
         tuple
-            Exit code, and the result as plain data.
+            Exit code, and the result as plain data. A finding comes before an interrupt.
         """
+        for name in (FILES["running"], FILES["result"]):
+            (self.folder / name).unlink(missing_ok=True)
         mode = {"mode": "replay", "trace": replay} if replay else {"mode": "soak"}
         code, hangs = self._wait(self._start(mode, to_file=False), watched=True)
+        result = self.folder / FILES["result"]
+        found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+        if self._interrupt is not None and code != 1:
+            return exit_code_of(self._interrupt), found
         if code in (0, 1, 2, INTERRUPTED) and not hangs:
-            result = self.folder / FILES["result"]
             # Without a result it did not get so far: Python itself failed, and has said why.
-            found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
             return (code if found or code in (2, INTERRUPTED) else 2), found
         return 1, {"profiles": {}, "failure": self._crash(code, hangs)}
 
-    def script_shows_it(self) -> bool:
-        """Whether the script of the failure fails in a process of its own."""
+    def script_shows_it(self) -> bool | None:
+        """Whether the script of the failure fails in a process of its own; None: interrupted."""
         path = self.folder / FILES["script"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with suppress(subprocess.TimeoutExpired):
+        try:
             ran = subprocess.run(
                 [sys.executable, path],
                 env=environment,
@@ -81,19 +86,24 @@ class Supervisor:
                 check=False,
             )
             return ran.returncode != 0
-        return True
+        except subprocess.TimeoutExpired:
+            return True
+        except KeyboardInterrupt:
+            return None  # what was found is not lost
 
     # ---- processes
 
     def _start(
         self, task: dict[str, Any], to_file: bool = True, answers: bool = False
     ) -> subprocess.Popen[bytes]:
-        document = json.dumps(asdict(self.options) | task | {"folder": str(self.folder)})
+        more = {"folder": str(self.folder), "parent": os.getpid()}
+        document = json.dumps(asdict(self.options) | task | more)
         command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), document]
         pipe = subprocess.PIPE if answers else subprocess.DEVNULL
-        if not to_file:
-            return subprocess.Popen(command, stdin=pipe, stdout=pipe)
-        with self._said.open("wb") as said:
+        # A worker that is asked to end reports what it has done: not before it can.
+        with ExitStack() as stack:
+            said = stack.enter_context(self._said.open("wb")) if to_file else None
+            stack.enter_context(held_back())
             return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said)
 
     def _wait(self, child: subprocess.Popen[bytes], watched: bool) -> tuple[int, bool]:
@@ -105,12 +115,9 @@ class Supervisor:
                 return child.wait(_POLL_S), False
             except subprocess.TimeoutExpired:
                 pass
-            except KeyboardInterrupt:
-                # The child has it too, and reports what it has done so far.
-                with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                    return child.wait(self.operation_seconds), False
-                child.kill()
-                return INTERRUPTED, False
+            except KeyboardInterrupt as interrupt:
+                self._interrupt = interrupt
+                return self._end(child), False
             if not watched or not running.exists():
                 continue
             if time.time() - max(running.stat().st_mtime, started) > self.operation_seconds:
@@ -118,12 +125,31 @@ class Supervisor:
                 child.wait()
                 return child.returncode, True
 
+    def _end(self, child: subprocess.Popen[bytes]) -> int:
+        """End a child, which reports what it has done so far, if that is anything."""
+        if (self.folder / FILES["running"]).exists():
+            # From a terminal it has the signal too; it heeds the first.
+            child.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                return child.wait(self.operation_seconds)
+        child.kill()
+        return child.wait()
+
     # ---- a crash
+
+    def _left(self) -> Trace:
+        """What the worker was about to play when it ended."""
+        try:
+            left = Trace.read(self.folder / FILES["running"])
+        except (OSError, TraceError):
+            left = Trace(PoolShape(), [])  # it ended before its first pool, as a smaller one may
+        # Making the pool may be what crashes: a trace that can be replayed has an operation.
+        return Trace(left.shape, left.operations or [["check_now"]])
 
     def _crash(self, code: int, hangs: bool) -> dict[str, Any]:
         """Make it short and write its script; each trial is a process."""
-        shutil.copy(self.folder / FILES["running"], self.folder / FILES["whole"])
-        whole = Trace.read(self.folder / FILES["whole"])
+        whole = self._left()
+        whole.write(self.folder / FILES["whole"])
         path = self.folder / FILES["failure"]
 
         wanted = -signal.SIGALRM if hangs else code
@@ -138,7 +164,7 @@ class Supervisor:
                 trials.stdin.flush()
                 return trials.stdout.readline().strip() == str(wanted).encode()
 
-            shrunk = Shrinker(whole, fails, self.options.shrink_seconds).run()
+            shrunk = Shrinker(whole, fails, self.options.shrink_seconds).shortest()
         shrunk.write(path)
         lines_path = self.folder / FILES["lines"]
         lines_path.write_text("[]", encoding="utf-8")

@@ -43,11 +43,11 @@ def table(profiles: dict[str, dict[str, Any]]) -> str:
 def failure_text(failure: dict[str, Any], script: str, poison: str) -> str:
     """What was found, the script, and how to see it again."""
     profile = f" in profile {failure['profile']}" if failure["profile"] else ""
-    shown = (
-        "run by itself, it fails too"
-        if failure["script_shows_it"]
-        else "run by itself, it does not fail: replay the trace"
-    )
+    shown = {
+        True: "run by itself, it fails too",
+        False: "run by itself, it does not fail: replay the trace",
+        None: "not run by itself: interrupted",
+    }[failure["script_shows_it"]]
     prefix = f"KVPOOL_POISON={poison} " if poison else ""
     return "\n".join(
         [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +76,12 @@ class PoolShape:
     vocabulary: int = 1 << 32
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if str(type(value).__name__) != field.type:
-                raise TraceError(f"{field.name} must be {field.type}, got {value!r}")
+        for named in fields(self):
+            value = getattr(self, named.name)
+            if str(type(value).__name__) != named.type:
+                raise TraceError(f"{named.name} must be {named.type}, got {value!r}")
             if type(value) is int and not 1 <= value <= MAX_NUMBER:
-                raise TraceError(f"{field.name} must be in 1 .. {MAX_NUMBER}, got {value}")
+                raise TraceError(f"{named.name} must be in 1 .. {MAX_NUMBER}, got {value}")
         if self.eviction not in EVICTION_POLICIES:
             raise TraceError(f"eviction must be one of {EVICTION_POLICIES}, got {self.eviction!r}")
         try:
@@ -126,10 +126,11 @@ class PoolShape:
 
 @dataclass
 class Trace:
-    """A shape, and operations in order."""
+    """A shape, and operations in order; `is_cut` if its file ends in the middle of a line."""
 
     shape: PoolShape
     operations: list[Operation]
+    is_cut: bool = field(default=False, compare=False)
 
     def lines(self) -> Iterable[str]:
         """The lines of its file."""
@@ -153,13 +154,17 @@ class Trace:
         lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
         if not lines:
             raise TraceError(f"{path} is empty")
-        if not lines[-1].endswith("\n"):
+        is_cut = not lines[-1].endswith("\n")
+        if is_cut:
             lines.pop()
+        if not lines:
+            raise TraceError(f"{path} ends in the middle of its first line")
         if len(lines) > MAX_OPERATIONS:
             raise TraceError(f"{path} has {len(lines)} lines, at most {MAX_OPERATIONS} are played")
         return cls(
-            _shape_of(lines[0] if lines else "", path),
+            _shape_of(lines[0], path),
             [_operation_of(line, f"{path}:{i}") for i, line in enumerate(lines[1:], 2)],
+            is_cut,
         )
 
 
@@ -205,7 +210,7 @@ def _shape_of(line: str, path: str | Path) -> PoolShape:
             return PoolShape(**given)
     except TraceError as error:
         raise TraceError(f"{path}:1: {error}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise TraceError(f"{path}:1 is not the header of a soak's trace: {error}") from None
     raise TraceError(f"{path} is of format {version!r}, this kvpool plays {FORMAT}")
 
@@ -213,7 +218,7 @@ def _shape_of(line: str, path: str | Path) -> PoolShape:
 def _operation_of(line: str, where: str) -> Operation:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: {error}") from None
     if not (isinstance(found, list) and found and isinstance(found[0], str)):
         raise TraceError(f"{where}: expected a verb and its arguments, got {line.strip()[:80]}")

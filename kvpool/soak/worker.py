@@ -13,9 +13,9 @@ from typing import Any
 from kvpool.pool import KVCachePool
 from kvpool.soak.player import Player
 from kvpool.soak.session import Failure, Options, Outcome, kind_of, replay, run
+from kvpool.soak.signals import INTERRUPTED, end_with, take_signals
 from kvpool.soak.trace import Trace, TraceFile
 
-INTERRUPTED = 130
 FILES = {
     "running": "running.jsonl",
     "result": "result.json",
@@ -46,10 +46,12 @@ def main(task: str) -> int:
     ----------
     task : str
         ``mode`` (soak, replay, trials or script), ``folder`` for files, ``trace`` for a replay
-        or script, ``limit_s`` for trials and a script, and the fields of `Options`.
+        or script, ``limit_s`` for trials and a script, ``parent`` without which it does not go
+        on, and the fields of `Options`.
     """
     faulthandler.enable()
     todo = json.loads(task)
+    end_with(todo.pop("parent"))
     folder, mode = Path(todo.pop("folder")), todo.pop("mode")
     path = todo.pop("trace", None)
     limit_s = todo.pop("limit_s", 0)
@@ -69,6 +71,7 @@ def main(task: str) -> int:
     outcome = Outcome()
     try:
         trace_file = TraceFile(folder / FILES["running"])
+        take_signals()
         if mode == "replay":
             outcome = replay(Trace.read(path), options, trace_file)
         else:
@@ -86,10 +89,12 @@ def _serve_trials(device: str, limit_s: int) -> int:
 
     A fork has all that this process has imported and compiled: a trial takes milliseconds.
     """
+    server = os.getpid()
     for line in sys.stdin:
         trace = Trace.read(line.rstrip("\n"))
         child = os.fork()
         if child == 0:
+            end_with(server)
             signal.alarm(limit_s)
             os._exit(int(kind_of(trace, device) is not None))
         _, status = os.waitpid(child, 0)

@@ -163,6 +163,7 @@ class WriteVerbs(Stage):
             spans = [(branch, start, start + width), (bound, start, start + width)]
             k, v = self._given(layer, spans, 1, 0)
             self.calls.call("step", "put", layer, start, k, v, slots=given)
+            bound.touch(layer, start + 2 * width)
         self.check_request(bound)
         end = start + min(max(accepted, 0), width)
         if end > start:
@@ -183,8 +184,13 @@ class WriteVerbs(Stage):
             self.calls.call("step", method, sealed)
         else:
             self.calls.call("step", method, sealed, ends)
-        for bound, length in zip(rows, sealed, strict=True):
+        zeroes = method == "invalidate_range" or (
+            method == "truncate_to" and self.shape.zero_rejected_kv
+        )
+        for bound, length, end in zip(rows, sealed, ends, strict=True):
             bound.seal(length)
+            if zeroes:
+                bound.zero(length, end)
             if bound.lineage.made > length:
                 bound.lineage.change_tail(max(length, bound.prompt_len), tail)
             self.check_request(bound)

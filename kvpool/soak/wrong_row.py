@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from kvpool.soak.bound import KEYS, Bound
 from kvpool.soak.finding import Finding
 from kvpool.soak.lineage import Lineage
-from kvpool.soak.stage import Stage
+
+if TYPE_CHECKING:
+    from kvpool.soak.stage import Stage
 
 _SIDES = ("K", "V")
 
@@ -39,17 +41,40 @@ def wrong_row(
     values : ndarray
         Row elements by their code, in the dtype of `row`.
     """
+    expected = values[bound.lineage.codes(layer, position, position + 1)[side, 0]].tolist()
+    details = (
+        f"{_where(stage, bound, layer, position)}: expected {expected}, got {row.tolist()}, "
+        f"{whose(stage, row, values)}"
+    )
+    return Finding(f"a wrong row of {_SIDES[side]}", details)
+
+
+def stale_row(
+    stage: Stage,
+    bound: Bound,
+    layer: int,
+    side: int,
+    position: int,
+    row: NDArray[Any],
+    values: NDArray[Any],
+) -> Finding:
+    """The finding of a row that must be zeros, as nobody wrote it; arguments as `wrong_row`."""
+    details = (
+        f"{_where(stage, bound, layer, position)}: written by nobody since the page was entered, "
+        f"expected zeros, got {row.tolist()}, {whose(stage, row, values)}"
+    )
+    return Finding(f"stale bits of {_SIDES[side]}", details)
+
+
+def _where(stage: Stage, bound: Bound, layer: int, position: int) -> str:
     pages = stage.pool.request(bound.request_id).page_ids
     page = int(pages[position // stage.page_size])
     key = KEYS[bound.lineage.key]
-    details = (
+    return (
         f"request {bound.request_id} (#{bound.handle}"
         f"{'' if key is None else f', extra_key {key!r}'}), position {position}, layer {layer}, "
-        f"page {page} ({stage.pool.page_owner(page)}): expected "
-        f"{values[bound.lineage.codes(layer, position, position + 1)[side, 0]].tolist()}, "
-        f"got {row.tolist()}, {whose(stage, row, values)}"
+        f"page {page} ({stage.pool.page_owner(page)})"
     )
-    return Finding(f"a wrong row of {_SIDES[side]}", details)
 
 
 def whose(stage: Stage, row: NDArray[Any], values: NDArray[Any]) -> str:

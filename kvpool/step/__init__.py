@@ -125,8 +125,8 @@ class Step(StepReading, StepInGraph, StepRollback):
         KVCacheExhaustedError
             A position past a row's capacity.
         ValueError, TypeError
-            Wrong layer, shape, dtype or device, a slot at or past ``num_slots``, or a position on
-            a read-only page (below ``shared_len``).
+            Wrong layer, shape, dtype or device, a slot at or past ``num_slots``, a position on a
+            read-only page (below ``shared_len``), or `k`, `v` that are views of the pool.
         """
         try:
             self._enter()

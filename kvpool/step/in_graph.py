@@ -142,6 +142,7 @@ class StepInGraph(StepBase):
             raise self._put_on_shared(filling.window)
         storage = self._storage
         k, v = storage.device.float_array(k, "k"), storage.device.float_array(v, "v")
+        storage.check_foreign(k, v, verb="put reads")
         shape, row_shape, window_len = k.shape, storage.row_shape, filling.window_len
         if qo_indptr is None:
             fits = shape[1:2] == (window_len,)

@@ -50,7 +50,8 @@ class StepReading(StepBase):
         KVCacheExhaustedError
             `length` past a row's capacity, without `padded`.
         ValueError, TypeError
-            `out` of another shape, dtype or device, or not contiguous.
+            `out` of another shape, dtype or device, not contiguous, read-only, twice the same
+            array, or a view of the pool.
         """
         try:
             self._enter()
@@ -72,6 +73,9 @@ class StepReading(StepBase):
                 return k.reshape(shape), v.reshape(shape)
             flat = (self.batch_size * length, *storage.row_shape)
             k, v = (self._checked_out(array, shape) for array in out)
+            if k is v:
+                raise ValueError("out must be two arrays, for K and for V, got one twice")
+            storage.check_foreign(k, v, verb="get fills")
             storage.read(layer, slots, (k.reshape(flat), v.reshape(flat)))
             return out
         finally:
@@ -108,4 +112,6 @@ class StepReading(StepBase):
                 f"Invalid out: expected contiguous {list(shape)} of {dtype}, got "
                 f"{list(found.shape)} of {found.dtype} with strides {list(found.strides)}"
             )
+        if not getattr(found.flags, "writeable", True):
+            raise ValueError("out is read-only")
         return found

@@ -117,6 +117,8 @@ class StepBase:
             k = device.rows(k, "k")
         if type(v) is not plain:
             v = device.rows(v, "v")
+        if k.base is not None or v.base is not None:
+            self._storage.check_foreign(k, v, verb="put reads")
         shape, row_shape = k.shape, self._storage.row_shape
         if qo_indptr is not None:
             if shape[1:] != row_shape or v.shape != shape:

@@ -78,6 +78,11 @@ def forget_a_failure(patch):
     patch(requests.RequestTable, "_refused", wrong)
 
 
+def keep_stale_bits(patch):
+    """A page that is entered is not zeroed."""
+    patch(storage.KVStorage, "zero_pages", lambda self, pages: None)
+
+
 def crash(patch):
     """A checkpoint beside two other requests follows a null pointer."""
     _instead_of_a_checkpoint(patch, lambda: ctypes.string_at(0))
@@ -107,6 +112,7 @@ FAULTS = {
         publish_a_page_too_many,
         skip_a_lock,
         forget_a_failure,
+        keep_stale_bits,
         crash,
         hang,
     )
