@@ -15,6 +15,7 @@ PACKAGES = ("kvpool", "kvpool_ext")
 LEVELS = {
     "kvpool.numbers": 0,
     "kvpool.errors": 0,
+    "kvpool.calm": 0,
     "kvpool.switches": 0,
     "kvpool.paging": 0.5,
     "kvpool.dtypes": 1,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.calm import undisturbed
 from kvpool.errors import KVCacheCorruptionError
 from kvpool.poison.books import PageBooks
-from kvpool.poison.calm import undisturbed
 from kvpool.poison.stored import StoredPages
 from kvpool.poison.tree import PoisonedTree
 from kvpool.request import ExtraKey

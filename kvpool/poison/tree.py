@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.calm import undisturbed
 from kvpool.poison.books import PageBooks
-from kvpool.poison.calm import undisturbed
 from kvpool.request import ExtraKey
 from kvpool_ext.pages import PageAllocator
 from kvpool_ext.radix import RadixCache

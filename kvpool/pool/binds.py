@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.calm import undisturbed
 from kvpool.errors import KVCacheStateError
 from kvpool.numbers import whole_number
 from kvpool.pool.core import PoolCore
@@ -164,19 +165,23 @@ class PoolBinds(PoolCore):
         """
         try:
             self._gate.enter()
-            storage = self._open_storage()
             self._device.check_upload()
-            request = self._requests.get(request_id)
-            shared_pages = request.shared_pages
-            child = self._requests.fork(request, whole_number(total_capacity, "total_capacity"))
-            try:
-                self._copy_partial_page(storage, request, child)
-            except BaseException:
-                self._requests.ledger.unfork(request, child, shared_pages)
-                raise
-            return child.tag
+            return self._fork(
+                self._requests.get(request_id), whole_number(total_capacity, "total_capacity")
+            ).tag
         finally:
             self._gate.leave()
+
+    @undisturbed  # a clean-up that unbinds would have the copy go to a page that was given back
+    def _fork(self, request: Request, total_capacity: int) -> Request:
+        storage, shared_pages = self._open_storage(), request.shared_pages
+        child = self._requests.fork(request, total_capacity)
+        try:
+            self._copy_partial_page(storage, request, child)
+        except BaseException:
+            self._requests.ledger.unfork(request, child, shared_pages)
+            raise
+        return child
 
     def _copy_partial_page(self, storage: KVStorage, request: Request, child: Request) -> None:
         shared, written = divmod(self._requests.valid_len(child), self._page_size)

@@ -1,4 +1,4 @@
-"""undisturbed: no clean-up of a caller between a verb of the ledger and the look at its pages."""
+"""undisturbed: no clean-up of a caller between a verb of the ledger and what follows it."""
 
 from __future__ import annotations
 
