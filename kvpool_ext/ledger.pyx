@@ -227,11 +227,13 @@ cdef class PageLedger(LedgerBinding):
         num_pages = min(num_tokens, self.lengths.minimum(lease.row)) // self.page_size
         if not reuse or not self.may_publish(lease):
             return 0
-        if num_pages <= lease.tree_pages:
-            self.raise_path(lease, num_pages)
-            return 0
         num_known = max(num_pages * self.page_size, lease.known_len)
         self.learn(lease, data, num_known)
+        if num_pages <= lease.tree_pages:
+            # A fork may have brought them there: told they are all the same.
+            self.raise_path(lease, num_pages)
+            lease.known_len = num_known
+            return 0
         inserted = self.prepare(lease, data, num_pages, False, &plan)
         self.publish(lease, data, &plan)
         lease.known_len = num_known

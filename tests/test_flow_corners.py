@@ -90,6 +90,18 @@ def test_finish_after_checkpoint_with_other_tokens_raises(make_pool):
     assert pool.finish_request(a, R(1, 8)) == 0
 
 
+def test_checkpoint_of_what_a_fork_has_cached_is_held_to_its_tokens(make_pool):
+    pool = case_pool(make_pool, 4, 8)
+    parent = pool.bind_request([1], 8)
+    write(pool, parent, 0, 4)
+    child = pool.fork_request(parent, 8)
+    assert pool.finish_request(child, R(1, 4)) == 4
+    assert pool.checkpoint_request(parent, R(1, 4)) == 0
+    with pytest.raises(ValueError, match="token 9 at position 2 contradicts token 3"):
+        pool.finish_request(parent, [1, 2, 9, 4])
+    assert pool.finish_request(parent, R(1, 4)) == 0
+
+
 def test_fork_with_tokens_that_contradict_the_parents_prompt_raises(make_pool):
     pool = case_pool(make_pool, 4, 8)
     a = pool.bind_request(R(1, 6), 8)
