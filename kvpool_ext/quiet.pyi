@@ -1,1 +1,4 @@
+from typing import final
+
+@final
 class Quiet: ...
