@@ -26,6 +26,8 @@ def pytest_report_header():
 
 def why_not(mark):
     """The reason to skip a test with this mark on this machine, or None."""
+    if mark == "long" and os.environ.get("KVPOOL_LONG", "0") == "0":
+        return "takes minutes: set KVPOOL_LONG=1"
     if mark == "gpu" and not has_gpu():
         return "no CUDA device"
     if mark == "sim" and os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":

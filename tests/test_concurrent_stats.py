@@ -196,6 +196,7 @@ def test_eight_threads_harm_nobody(make_pool):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_eight_threads_harm_nobody_for_a_minute(make_pool):
     found = race(make_pool, 60)
     print(

@@ -117,6 +117,7 @@ def test_calls_whose_kernels_and_copies_fail_leave_no_trace(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_point_of_every_call_leaves_no_trace(kind):
     if why_not(kind):

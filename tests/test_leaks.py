@@ -48,6 +48,7 @@ def test_repeat_a_verb_leaves_nothing(name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 @pytest.mark.parametrize("name", VERBS)
 def test_repeat_a_verb_for_long_leaves_nothing(name, eviction):

@@ -56,6 +56,7 @@ def test_every_page_is_poison_when_it_must_be_and_only_then(page_size, eviction)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_every_page_is_poison_over_long_runs(seed):
     drive(100 + seed, 2000, (1, 4, 16)[seed % 3], EVICTION_POLICIES[seed % 3])
@@ -68,4 +69,4 @@ class QuickMachine(PoisonMachine):
 QuickMachine.TestCase.settings = settings(deadline=None, stateful_step_count=20, max_examples=8)
 TestQuickPoisonMachine = QuickMachine.TestCase
 PoisonMachine.TestCase.settings = settings(deadline=None, stateful_step_count=40)
-TestPoisonMachine = pytest.mark.slow(PoisonMachine.TestCase)
+TestPoisonMachine = pytest.mark.long(pytest.mark.slow(PoisonMachine.TestCase))

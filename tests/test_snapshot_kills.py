@@ -57,6 +57,7 @@ def test_damaged_files_serve_nothing_that_does_not_verify(figures):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_five_hundred_of_each():
     found = run(0, kills=500, signals=100, rivals=100, corruptions=500)
     assert all("violations 0" in text for text in found.values())

@@ -29,6 +29,7 @@ def soak(folder, environment, *arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_command_prints_the_script_and_replays_the_trace(tmp_path):
     environment = planted("write_a_slot_too_far", tmp_path)
     arguments = ("--profile", "speculative", "--seconds", "30", "--shrink-seconds", "2")
@@ -49,6 +50,7 @@ def test_command_prints_the_script_and_replays_the_trace(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "limit_s", "words"), [("crash", "60", "a crash (SIGSEGV)"), ("hang", "3", "a hang")]
 )

@@ -59,7 +59,7 @@ def run_script(path, fault):
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(fault, marks=[pytest.mark.slow] if i > 1 else [])
+        pytest.param(fault, marks=[pytest.mark.slow, pytest.mark.long] if i > 1 else [])
         for i, fault in enumerate(SHORT)
     ],
 )
@@ -149,6 +149,7 @@ def test_rejected_rows_that_stay_are_stale_bits_unless_the_pool_may_leave_them(h
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_hypothesis_shrinks_a_planted_fault_to_a_few_operations(monkeypatch):
     plant("write_a_slot_too_far", monkeypatch.setattr)
     failing = []
