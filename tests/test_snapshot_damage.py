@@ -3,9 +3,9 @@
 import pytest
 
 from kvpool import KVCachePool
-from tests.helpers.pools import case_pool, serve
+from tests.helpers.nine_pages import save_nine_pages
 from tests.helpers.resealed import metadata, put, resealed, split
-from tests.helpers.stamps import cached, stamp
+from tests.helpers.stamps import cached
 
 PAGE_BYTES = 2 * 2 * 2 * 2 * 8 * 4  # K and V, 2 layers, 2 tokens, 2 heads of 8 float32
 
@@ -13,14 +13,7 @@ PAGE_BYTES = 2 * 2 * 2 * 2 * 8 * 4  # K and V, 2 layers, 2 tokens, 2 heads of 8 
 @pytest.fixture
 def saved(make_pool, tmp_path):
     """A snapshot of nine pages in two namespaces, as bytes, and where it lies."""
-    pool = case_pool(make_pool, 2, 16)
-    serve(pool, [1, 1, 2, 2, 3, 3], priority=4)
-    serve(pool, [1, 1, 5, 5, 6, 6])
-    serve(pool, range(20, 28), extra_key="tenant")
-    stamp(pool)
-    path = tmp_path / "pool"
-    assert pool.save(path, model="m").pages == 9
-    return path.read_bytes(), path
+    return save_nine_pages(make_pool, tmp_path / "pool")
 
 
 def test_whole_pages_of_a_file_that_is_cut_off_are_loaded(saved, make_pool):

@@ -9,22 +9,15 @@ import pytest
 
 from kvpool import KVCachePool, SnapshotError
 from kvpool.snapshot.namespaces import decode_namespaces
-from tests.helpers.pools import case_pool, serve
+from tests.helpers.nine_pages import save_nine_pages
+from tests.helpers.pools import case_pool
 from tests.helpers.resealed import metadata, put, resealed, split
-from tests.helpers.stamps import stamp
 
 
 @pytest.fixture
 def saved(make_pool, tmp_path):
     """A snapshot of nine pages in two namespaces, as bytes, and where it lies."""
-    pool = case_pool(make_pool, 2, 16)
-    serve(pool, [1, 1, 2, 2, 3, 3], priority=4)
-    serve(pool, [1, 1, 5, 5, 6, 6])
-    serve(pool, range(20, 28), extra_key="tenant")
-    stamp(pool)
-    path = tmp_path / "pool"
-    assert pool.save(path, model="m").pages == 9
-    return path.read_bytes(), path
+    return save_nine_pages(make_pool, tmp_path / "pool")
 
 
 def refused(path, data, match, **options):
