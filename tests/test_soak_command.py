@@ -102,6 +102,26 @@ def test_end_before_the_first_operation_is_orderly_too(number, code, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_end_while_the_folder_is_made_leaves_none(tmp_path):
+    code = """
+import os, signal, sys, tempfile
+from kvpool.soak import command
+make = tempfile.mkdtemp
+def made_and_interrupted(**options):
+    folder = make(**options)
+    os.kill(os.getpid(), signal.SIGINT)
+    return folder
+tempfile.mkdtemp = made_and_interrupted
+sys.exit(command.main(["--seconds", "60", "--json"]))
+"""
+    environment = ENVIRONMENT | {"TMPDIR": str(tmp_path)}
+    run = [sys.executable, "-c", code]
+    ran = subprocess.run(run, env=environment, capture_output=True, timeout=30)
+    assert ran.returncode == 130, ran.stderr
+    assert json.loads(ran.stdout)["interrupted"] is True
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a process can ask for it")
 def test_worker_ends_with_a_parent_that_was_killed(tmp_path):
     command = [sys.executable, "-m", "kvpool.soak", "--seconds", "60", "--profile", "chat"]

@@ -15,7 +15,7 @@ from kvpool.device import device_of
 from kvpool.soak.player import check_operations
 from kvpool.soak.profiles import PROFILES
 from kvpool.soak.session import Options
-from kvpool.soak.signals import exit_code_of, orderly_end
+from kvpool.soak.signals import exit_code_of, held_back, orderly_end
 from kvpool.soak.supervisor import Supervisor
 from kvpool.soak.table import failure_text, table
 from kvpool.soak.trace import Trace, TraceError
@@ -76,44 +76,52 @@ def main(argv: list[str] | None = None) -> int:
         arguments.seconds, arguments.seed, profiles, device, arguments.shrink_seconds
     )
     with orderly_end():
+        code, folder = 2, None
         try:
-            folder = _folder(arguments.out)
-        except OSError as error:
-            return _usage(f"--out: {error}")
-        code = 2
-        try:
-            supervisor = Supervisor(options, folder, arguments.operation_seconds)
-            code, found = _run(supervisor, folder, arguments.replay)
+            try:
+                # Held back until the folder is known: else nobody would remove it.
+                with held_back():
+                    folder = _folder(arguments.out)
+                supervisor = Supervisor(options, folder, arguments.operation_seconds)
+                code, found = _run(supervisor, folder, arguments.replay)
+            except _NoFolderError as error:
+                return _usage(f"--out: {error}")
+            except KeyboardInterrupt as interrupt:
+                # Before a worker ran, or while a crash was made short.
+                code, found = exit_code_of(interrupt), {}
             more = {"interrupted": code > 2, "seed": arguments.seed, "device": device}
             _print(arguments, {"profiles": {}} | found | more)
         finally:
-            if code != 1 and not arguments.out:
+            if folder is not None and code != 1 and not arguments.out:
                 shutil.rmtree(folder, ignore_errors=True)
     return code
 
 
 def _run(supervisor: Supervisor, folder: Path, replay: str | None) -> tuple[int, dict[str, Any]]:
-    try:
-        code, found = supervisor.run(replay)
-        if "failure" in found:
-            found["failure"] |= {
-                "script_shows_it": supervisor.script_shows_it(),
-                "script": str(folder / FILES["script"]),
-                "trace": str(folder / FILES["failure"]),
-                "whole_trace": str(folder / FILES["whole"]),
-            }
-    except KeyboardInterrupt as interrupt:
-        # Before a worker ran, or while a crash was made short.
-        return exit_code_of(interrupt), {}
+    code, found = supervisor.run(replay)
+    if "failure" in found:
+        found["failure"] |= {
+            "script_shows_it": supervisor.script_shows_it(),
+            "script": str(folder / FILES["script"]),
+            "trace": str(folder / FILES["failure"]),
+            "whole_trace": str(folder / FILES["whole"]),
+        }
     return code, found
 
 
+class _NoFolderError(Exception):
+    """No files can be written there."""
+
+
 def _folder(out: str | None) -> Path:
-    """Where files go; OSError where none can be written."""
+    """Where files go."""
     folder = Path(out or tempfile.mkdtemp(prefix="kvpool-soak-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise _NoFolderError(str(error)) from error
 
 
 def _check_trace(path: str) -> None:

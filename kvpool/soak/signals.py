@@ -55,11 +55,22 @@ def held_back() -> Iterator[None]:
 
     That one gets what has come once it says `take_signals`.
     """
+    came: list[int] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        # The mask is one thread's: another one, of a BLAS, may take the signal for all.
+        for number in _ENDING:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                handlers[number] = signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def take_signals() -> None:
