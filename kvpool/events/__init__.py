@@ -1,0 +1,1 @@
+"""Events: what comes to the cache and leaves it, published for routers."""

@@ -1,0 +1,1 @@
+"""Tiers: places for pages outside of the pool."""
