@@ -64,6 +64,11 @@ DOORS = {
     "numba": "kvpool.kernels",
     "torch": "kvpool.interop",
     "flashinfer": "kvpool.interop",
+    "transformers": "kvpool.interop",
+    "mooncake": "kvpool.tiers",
+    "valkey": "kvpool.tiers",
+    "zmq": "kvpool.events",
+    "msgspec": "kvpool.events",
 }
 
 CEILING = {".py": 300, ".pyi": 300, ".pxd": 300, ".pyx": 500}  # lines
