@@ -9,7 +9,7 @@ from kvpool.tiers.index import LRUIndex
 KEYS = st.sampled_from([bytes([i]) for i in range(6)])
 STEPS = st.one_of(
     st.tuples(st.just("put"), KEYS, st.integers(0, 12)),
-    st.tuples(st.sampled_from(["get", "touch", "discard"]), KEYS, st.just(0)),
+    st.tuples(st.sampled_from(["get", "touch", "discard", "evict"]), KEYS, st.just(0)),
 )
 
 
@@ -44,6 +44,12 @@ class Slow:
             self.num_evicted += 1
         return gone
 
+    def evict(self, key):
+        if not self.entries:
+            return None
+        self.num_evicted += 1
+        return self.entries.pop(0)[1]
+
     def discard(self, key):
         entry = self.find(key)
         if entry:
@@ -59,6 +65,8 @@ def test_index_is_the_slow_one(capacity, steps):
             assert index.put(key, number, size) == slow.put(key, number, size)
         elif step == "touch":
             assert index.touch(key) == (slow.get(key) is not None)
+        elif step == "evict":
+            assert index.evict() == slow.evict(key)
         else:
             assert getattr(index, step)(key) == getattr(slow, step)(key)
         assert index.num_bytes == sum(entry[2] for entry in slow.entries)

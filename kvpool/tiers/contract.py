@@ -53,6 +53,12 @@ class Tier(Protocol):
         equal unless one is damaged. `rows` are the caller's again when the call returns.
         """
 
+    def remove(self, keys: Sequence[Key]) -> list[bool]:
+        """Take the records of `keys` out; whether each was there.
+
+        For records that do not verify: as long as one exists, nobody writes it anew.
+        """
+
     def register(self, buffer: NDArray[np.uint8]) -> None:
         """Prepare a host buffer from and into which records will move, before its first use.
 

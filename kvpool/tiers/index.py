@@ -77,6 +77,15 @@ class LRUIndex(Generic[V]):
             gone.append(value_gone)
         return gone
 
+    def evict(self) -> V | None:
+        """Take the least recently used entry out, as one evicted; its value, None if empty."""
+        if not self._entries:
+            return None
+        _, (value, num_bytes) = self._entries.popitem(last=False)
+        self.num_bytes -= num_bytes
+        self.num_evicted += 1
+        return value
+
     def discard(self, key: bytes) -> V | None:
         """Take `key` out; its value, or None where it was not there."""
         entry = self._entries.pop(key, None)
