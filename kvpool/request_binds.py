@@ -10,8 +10,8 @@ from kvpool.request import ExtraKey, Request
 from kvpool.request_counts import RequestCounts
 from kvpool.words import exhausted
 from kvpool_ext.ledger import PageLedger
+from kvpool_ext.namespaces import as_namespace
 from kvpool_ext.tokens import as_tokens
-from kvpool_ext.tree import as_namespace
 
 
 class RequestBinds(RequestCounts):

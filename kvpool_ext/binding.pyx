@@ -13,10 +13,11 @@ cimport numpy as cnp
 from kvpool_ext.arena cimport IS_ROOT
 from kvpool_ext.history cimport BY_BIND
 from kvpool_ext.lease cimport PageLease, new_lease
+from kvpool_ext.namespaces cimport namespace_key
 from kvpool_ext.publishing cimport LedgerPublishing
 from kvpool_ext.quiet cimport Quiet
 from kvpool_ext.tokens cimport borrow_tokens
-from kvpool_ext.tree cimport NodeMemory, Walk, checked_priority, namespace_key
+from kvpool_ext.tree cimport NodeMemory, Walk, checked_priority
 from kvpool_ext.types cimport NO_NODE, node_t, token_t
 
 cnp.import_array()

@@ -10,9 +10,10 @@ from kvpool_ext.arena cimport IS_DETACHED, IS_ROOT, Node, NodeArena
 from kvpool_ext.lease cimport PageLease
 from kvpool_ext.memory cimport free, malloc
 from kvpool_ext.moves cimport LedgerMoves
+from kvpool_ext.namespaces cimport namespace_key
 from kvpool_ext.radix cimport RadixCache
 from kvpool_ext.tokens cimport borrow_tokens
-from kvpool_ext.tree cimport Walk, namespace_key
+from kvpool_ext.tree cimport Walk
 from kvpool_ext.types cimport NO_NODE, node_t, token_t
 
 from kvpool_ext.views import Inquiry, Nearest

@@ -11,10 +11,11 @@ cimport numpy as cnp
 
 from kvpool_ext.arena cimport IS_ROOT
 from kvpool_ext.history cimport BY_CALL
+from kvpool_ext.namespaces cimport namespace_key
 from kvpool_ext.quiet cimport Quiet
 from kvpool_ext.reading cimport TreeReading
 from kvpool_ext.tokens cimport borrow_pages, borrow_tokens
-from kvpool_ext.tree cimport Growth, NodeMemory, Walk, checked_priority, namespace_key
+from kvpool_ext.tree cimport Growth, NodeMemory, Walk, checked_priority
 from kvpool_ext.types cimport NO_NODE, node_t, page_t, token_t
 
 from kvpool_ext.views import InsertResult, MatchResult

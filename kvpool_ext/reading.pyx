@@ -133,7 +133,11 @@ cdef class TreeReading(RadixTree):
             self.arena.id_runs.check()
             if self.history is not None:
                 self.history.check()
-            check_tree(self._snapshot())
+            snapshot = self._snapshot()
+            check_tree(snapshot)
+            if self.journal is not None:
+                nodes = [node for node in snapshot["nodes"].values() if not node["detached"]]
+                self.journal.check([page for node in nodes for page in node["pages"]])
         finally:
             self.gate.c_leave()
 

@@ -4,6 +4,7 @@ from kvpool_ext.arena cimport Node
 from kvpool_ext.eviction cimport EvictionOrder
 from kvpool_ext.gate cimport Gate
 from kvpool_ext.history cimport EvictionHistory
+from kvpool_ext.journal cimport TreeJournal
 from kvpool_ext.pages cimport PageAllocator
 from kvpool_ext.types cimport node_t, page_t, token_t
 
@@ -35,6 +36,7 @@ cdef class RadixTree:
     cdef readonly str eviction
     cdef EvictionOrder arena       # the nodes, and in which order they go
     cdef readonly EvictionHistory history     # None: nothing is remembered
+    cdef readonly TreeJournal journal         # None: nobody follows
     cdef readonly Gate gate        # of the pool that owns this tree, or its own: `RadixCache` passes through it
     cdef PageAllocator allocator   # of the pool that owns this tree, None for a tree on its own
     cdef dict roots                # extra_key -> root
@@ -81,5 +83,4 @@ cdef class RadixTree:
     cdef void trim_runs(self, Node *node) noexcept nogil
 
 
-cdef object namespace_key(object extra_key)
 cdef int64_t checked_priority(object priority) except? -1

@@ -1,11 +1,13 @@
 from kvpool_ext.gate import Gate
 from kvpool_ext.history import EvictionHistory
+from kvpool_ext.journal import TreeJournal
 
 class RadixTree:
     page_size: int
     eviction: str
     evicted_pages: int
     history: EvictionHistory | None
+    journal: TreeJournal | None
     gate: Gate
     def __init__(
         self,
@@ -14,5 +16,3 @@ class RadixTree:
         num_pages: int = 0,
         eviction_history: int | None = 0,
     ) -> None: ...
-
-def as_namespace(extra_key: object) -> str | bytes | int | None: ...

@@ -16,8 +16,6 @@ node is a table in `eviction.pyx`. It belongs to pages: the unmatched rest of a 
 allocates no page, knows no device and no request, and is not thread-safe (a second entry is refused). No verb
 recurses: a tree may be 100,000 nodes deep.
 """
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.unicode cimport PyUnicode_FromObject
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
 from libc.string cimport memcmp, memcpy, memmove, memset
 
@@ -52,28 +50,6 @@ cdef Py_ssize_t common_pages(
             return done
         done += piece
     return num_pages
-
-
-cdef object namespace_key(object extra_key):
-    """`extra_key` as a dictionary key; TypeError for anything but str, bytes, int and None."""
-    if extra_key is None or type(extra_key) is str or type(extra_key) is bytes:
-        return extra_key
-    # Of a subclass the plain value: its own hash and comparison would run in the middle of a move.
-    if isinstance(extra_key, str):
-        return PyUnicode_FromObject(extra_key)
-    if isinstance(extra_key, bytes):
-        return PyBytes_FromStringAndSize(PyBytes_AS_STRING(extra_key), PyBytes_GET_SIZE(extra_key))
-    if not isinstance(extra_key, (bool, np.bool_)):
-        try:
-            return operator.index(extra_key)
-        except TypeError:
-            pass
-    raise TypeError(f"extra_key must be str, bytes, int or None, got {type(extra_key).__name__}")
-
-
-def as_namespace(extra_key):
-    """`extra_key` as a namespace: a plain str, bytes, int or None; TypeError for anything else."""
-    return namespace_key(extra_key)
 
 
 cdef int64_t checked_priority(object priority) except? -1:
@@ -323,6 +299,8 @@ cdef class RadixTree:
             arena.index_node(leaf)
             self.evictable_pages += num_new
             n = leaf
+            if self.journal is not None:
+                self.journal.on_stored(arena, n, self.root_keys)
         arena.on_insert(n, growth.rank, num_new > 0)
         arena.release_class(growth.rank)
         return n
@@ -373,8 +351,11 @@ cdef class RadixTree:
             for i in range(count):
                 out[done + i] = node.pages[node.num_pages - 1 - i]
             done += count
-            if self.history is not None and not node.flags & IS_DETACHED:
-                self.history.keep(self.arena, n, count)
+            if not node.flags & IS_DETACHED:
+                if self.journal is not None:
+                    self.journal.on_removed(out + done - count, count)
+                if self.history is not None:
+                    self.history.keep(self.arena, n, count)
             node.num_pages -= <int32_t>count
             if node.flags & IS_DETACHED:
                 self.orphan_pages -= count
@@ -419,6 +400,8 @@ cdef class RadixTree:
             node = &arena.nodes[n]
             if not node.generation & 1 or node.flags & IS_ROOT:
                 continue
+            if self.journal is not None and not node.flags & IS_DETACHED:
+                self.journal.turn(node.pages, node.num_pages)
             if node.lock_ref > 0:
                 if not node.flags & IS_DETACHED:
                     arena.unindex_node(n)
@@ -438,6 +421,8 @@ cdef class RadixTree:
                 del self.root_keys[root]
         if self.history is not None:
             self.history.reset()
+        if self.journal is not None:
+            self.journal.on_cleared()
         return done
 
     cdef void drop_pending_roots(self) noexcept:

@@ -15,6 +15,7 @@ from kvpool.pool.binds import PoolBinds
 from kvpool.pool.closed import ClosedTable
 from kvpool.pool.core import DEFAULT_PAGE_SIZE
 from kvpool.pool.figures import PoolFigures
+from kvpool.pool.following import PoolFollowing
 from kvpool.pool.graphs import PoolGraphs
 from kvpool.pool.guests import PoolGuests
 from kvpool.pool.pages import PoolPages
@@ -28,7 +29,14 @@ __all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
 
 
 class KVCachePool(
-    PoolBinds, PoolFigures, PoolGraphs, PoolGuests, PoolPages, PoolPoison, PoolRestarts
+    PoolBinds,
+    PoolFigures,
+    PoolFollowing,
+    PoolGraphs,
+    PoolGuests,
+    PoolPages,
+    PoolPoison,
+    PoolRestarts,
 ):
     """K and V of a model in pages, shared between requests through a radix tree.
 
@@ -225,6 +233,7 @@ class KVCachePool(
         """Let go of the buffers; views handed out stay valid. A second close does nothing."""
         no_requests, no_table, no_rows = ClosedTable(), LatestTable(), list[Request]()
         self._gate.close()
+        self._stop_following()
         self._storage = None
         self._requests = cast(RequestTable, no_requests)
         self._active = no_rows

@@ -174,7 +174,7 @@ OPEN = {
         """,
         "radix": """
             evictable_size protected_size total_size num_nodes namespaces memory page_size
-            eviction evicted_pages history gate
+            eviction evicted_pages history gate journal
         """,
         "step": "request_ids batch_size is_alive in_verify_window",
         "decode_graph": "name enabled bucket buffers holds buffers_for",

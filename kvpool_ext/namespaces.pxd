@@ -1,0 +1,1 @@
+cdef object namespace_key(object extra_key)
