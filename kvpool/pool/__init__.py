@@ -15,12 +15,12 @@ from kvpool.pool.binds import PoolBinds
 from kvpool.pool.closed import ClosedTable
 from kvpool.pool.core import DEFAULT_PAGE_SIZE
 from kvpool.pool.figures import PoolFigures
-from kvpool.pool.following import PoolFollowing
 from kvpool.pool.graphs import PoolGraphs
 from kvpool.pool.guests import PoolGuests
 from kvpool.pool.pages import PoolPages
 from kvpool.pool.poisoned import PoolPoison
 from kvpool.pool.restarts import PoolRestarts
+from kvpool.pool.streams import PoolStreams
 from kvpool.request import Request
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable
@@ -31,12 +31,12 @@ __all__ = ["DEFAULT_PAGE_SIZE", "KVCachePool"]
 class KVCachePool(
     PoolBinds,
     PoolFigures,
-    PoolFollowing,
     PoolGraphs,
     PoolGuests,
     PoolPages,
     PoolPoison,
     PoolRestarts,
+    PoolStreams,
 ):
     """K and V of a model in pages, shared between requests through a radix tree.
 
@@ -233,6 +233,7 @@ class KVCachePool(
         """Let go of the buffers; views handed out stay valid. A second close does nothing."""
         no_requests, no_table, no_rows = ClosedTable(), LatestTable(), list[Request]()
         self._gate.close()
+        self._close_publishers()
         self._stop_following()
         self._storage = None
         self._requests = cast(RequestTable, no_requests)

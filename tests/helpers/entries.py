@@ -109,6 +109,7 @@ def guarded_calls(make_pool):
         "pool.check": pool.check,
         "pool.close": pool.close,
         "pool.warm_up": pool.warm_up,
+        "pool.publish_events": lambda: pool.publish_events("tcp://127.0.0.1:0"),
         "pool.save": lambda: pool.save(os.devnull),
         "pool.decode_graph": lambda: pool.decode_graph,
         "pool.verify_graph": lambda: pool.verify_graph,
