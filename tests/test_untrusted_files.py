@@ -9,6 +9,7 @@ import pytest
 from kvpool import KVCacheLayout
 from kvpool.cli.numbers import parse_bytes, parse_tokens
 from kvpool.replay.cell import Cell
+from kvpool.replay.fleet import Fleet
 from kvpool.replay.lines import MalformedLineError, parse_line
 from kvpool.replay.options import ReplayOptions
 from kvpool.sizing.demand import plan_demand
@@ -117,6 +118,9 @@ def test_numbers_of_the_command_line(parse):
     assert parse("9223372036854775807") == 2**63 - 1
 
 
+MAY_BE_NONE = ("limit", "bytes_per_token", "capacity", "host_tier", "remote_tier")
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -124,13 +128,17 @@ def test_numbers_of_the_command_line(parse):
         (ReplayOptions, "block_size"),
         (ReplayOptions, "limit"),
         (ReplayOptions, "explain"),
+        (ReplayOptions, "bytes_per_token"),
+        (Fleet, "instances"),
+        (Fleet, "host_tier"),
+        (Fleet, "remote_tier"),
         (partial(Cell, capacity=1000, page_size=4), "capacity"),
         (partial(Cell, capacity=1000, page_size=4), "page_size"),
     ],
 )
 def test_a_replay_is_of_integers(make, name):
     for value in (*NEGATIVE, *NO_INTEGERS):
-        if value is None and name in ("limit", "capacity"):
+        if value is None and name in MAY_BE_NONE:
             continue
         with pytest.raises((TypeError, ValueError), match=rf"{name}|capacity"):
             make(**{name: value})

@@ -9,18 +9,11 @@ from typing import Annotated
 import typer
 
 from kvpool.cli.help import examples, paragraphs
-from kvpool.cli.numbers import option_value, parse_bytes, parse_list, parse_tokens
 from kvpool.cli.output import CommandError, error_console, print_json
+from kvpool.cli.replay_cells import Costs, make_cells, make_fleets
 from kvpool.cli.replay_output import progress_bar, show_report
-from kvpool.layout import KVCacheLayout
-from kvpool.replay import (
-    Cell,
-    Replay,
-    ReplayOptions,
-    ReplayReport,
-    TraceError,
-    grid,
-)
+from kvpool.replay import Cell, Replay, ReplayOptions, ReplayReport, TraceError
+from kvpool.replay.fleet import ROUTES, WRITES
 from kvpool.replay.plot import plot as draw
 from kvpool_ext.eviction import EVICTION_POLICIES
 
@@ -34,18 +27,18 @@ def replay(
     capacity: Annotated[
         str | None,
         typer.Option(
-            help="Tokens that the pool holds, a list: 1M,3M,unbounded. Default: unbounded."
+            help="Tokens that each pool holds, a list: 1M,3M,unbounded. Default: unbounded."
         ),
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Instead: bytes for K and V, a list: 20GiB,40GiB.")
     ] = None,
     bytes_per_token: Annotated[
-        str | None, typer.Option(help="What one token costs, with --memory.")
+        str | None, typer.Option(help="What one token costs, with --memory or tiers.")
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="Instead: the config.json of a model, whose tokens --memory holds."),
+        typer.Option(help="Instead: the config.json of a model, whose tokens they hold."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of K and V, with --config.")] = "bfloat16",
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks, with --config.")] = 1,
@@ -54,8 +47,32 @@ def replay(
         str,
         typer.Option(help=f"What is evicted first, a list of: {', '.join(EVICTION_POLICIES)}."),
     ] = EVICTION_POLICIES[0],
+    instances: Annotated[
+        str, typer.Option(help="Instances with such a pool each, a list: 1,4.")
+    ] = "1",
+    route: Annotated[
+        str, typer.Option(help=f"Which instance serves a request, a list of: {', '.join(ROUTES)}.")
+    ] = ROUTES[0],
+    host_tier: Annotated[
+        str,
+        typer.Option(help="Tokens of host memory below each instance, a list: none,8M,unbounded."),
+    ] = "none",
+    remote_tier: Annotated[
+        str,
+        typer.Option(help="Tokens of one store below all instances, a list: none,64M,unbounded."),
+    ] = "none",
+    write: Annotated[
+        str,
+        typer.Option(
+            help="A page goes to the tiers when it comes to the tree, or when it is evicted; a "
+            f"list of: {', '.join(WRITES)}."
+        ),
+    ] = WRITES[0],
     window: Annotated[
-        int, typer.Option(help="Requests in flight at most; the oldest ends first.")
+        int,
+        typer.Option(
+            help="Requests in flight at most, for each instance; the oldest of all ends first."
+        ),
     ] = 32,
     prompts_only: Annotated[
         bool, typer.Option("--prompts-only", help="Leave the outputs out.")
@@ -74,7 +91,11 @@ def replay(
         int, typer.Option(help="Say of so many requests, those that lost most, why they did.")
     ] = 0,
     plot: Annotated[
-        Path | None, typer.Option(help="Picture of hit rate against capacity: .png, .svg, .pdf.")
+        Path | None,
+        typer.Option(
+            help="Picture of hit rate against capacity, or against the tier's where only that "
+            "varies: .png, .svg, .pdf."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     strict: Annotated[
@@ -82,8 +103,11 @@ def replay(
     ] = False,
 ) -> None:
     """Replay a trace; the help text is in `register`."""
-    capacities = _capacities(capacity, memory, bytes_per_token, config, dtype, tp)
-    cells = _cells(capacities, page_size, policy)
+    fleets = make_fleets(instances, route, host_tier, remote_tier, write)
+    costs = Costs(bytes_per_token, config, dtype, tp)
+    has_tiers = any(fleet.has_tiers for fleet in fleets)
+    capacities, token_bytes = costs.capacities(capacity, memory, has_tiers)
+    cells = make_cells(capacities, page_size, policy, fleets)
     if plot is not None:
         _check_plot(plot, cells)
     try:
@@ -96,6 +120,7 @@ def replay(
             strict=strict,
             bound=bound,
             explain=explain,
+            bytes_per_token=token_bytes,
         )
         running = Replay(trace, cells, options)
     except ValueError as error:
@@ -143,6 +168,10 @@ def register(app: typer.Typer) -> None:
             Requests come in the order of the lines; their times are ignored. Nothing is computed
             and no GPU is needed: pages, tree and eviction are those of a real pool.
 
+            With --instances requests are spread over so many pools; --host-tier and --remote-tier
+            are memory below them, in which pages are found that the pool had to evict, or that
+            another instance computed. All combinations are replayed.
+
             Exit codes: 0, done; 1, bad input; 3, done, but malformed lines were skipped (with
             --strict the first one is bad input); 130, interrupted, with the figures until then and
             no picture.
@@ -151,67 +180,12 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "kvpool replay trace.jsonl",
             "kvpool replay trace.jsonl --capacity 500k,1M,3M --page-size 16,64 --plot rates.png",
+            "kvpool replay trace.jsonl --capacity 1M --instances 1,4 --route round-robin,prefix",
+            "kvpool replay trace.jsonl --capacity 1M --instances 4 --remote-tier 16M,64M",
             "kvpool replay trace.jsonl --memory 40GiB --config config.json --explain 5",
             "kvpool replay trace.jsonl.gz --prompts-only --page-size 512 --json",
         ),
     )(replay)
-
-
-def _capacities(
-    capacity: str | None,
-    memory: str | None,
-    bytes_per_token: str | None,
-    config: Path | None,
-    dtype: str,
-    tp: int,
-) -> list[int | None]:
-    """Tokens of each pool, None for one without bound."""
-    if memory is None:
-        if bytes_per_token is not None or config is not None:
-            raise CommandError("--bytes-per-token and --config go with --memory")
-        text = "unbounded" if capacity is None else capacity
-        return option_value("--capacity", lambda text: parse_list(parse_tokens, text), text)
-    if capacity is not None:
-        raise CommandError("expected --capacity or --memory, got both")
-    if (bytes_per_token is None) == (config is None):
-        raise CommandError("--memory needs what a token costs: --bytes-per-token or --config")
-    budgets = option_value("--memory", lambda text: parse_list(parse_bytes, text), memory)
-    if config is not None:
-        cost = _cost_by_config(config, dtype, tp)
-    else:
-        cost = option_value("--bytes-per-token", parse_bytes, bytes_per_token or "")
-    if cost < 1 or min(budgets) < cost:
-        raise CommandError(f"--memory: {min(budgets):,} bytes hold no token of {cost:,} bytes")
-    return [budget // cost for budget in budgets]
-
-
-def _cost_by_config(config: Path, dtype: str, tp: int) -> int:
-    try:
-        return KVCacheLayout.from_config(config, tp_size=tp).bytes_per_token(dtype)
-    except OSError as error:
-        raise CommandError(f"--config: cannot read {config}: {error.strerror}") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CommandError(f"--config {config}: {error}") from None
-
-
-def _cells(capacities: list[int | None], page_size: str, policy: str) -> list[Cell]:
-    page_sizes = option_value("--page-size", lambda text: parse_list(_page_size, text), page_size)
-    policies = option_value("--policy", lambda text: parse_list(str, text), policy)
-    try:
-        cells = grid(capacities, page_sizes, policies)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    if capacities == [None] and policies != [EVICTION_POLICIES[0]]:
-        raise CommandError(
-            f"--policy {policy}: a pool without bound evicts nothing: say a --capacity too"
-        )
-    return cells
-
-
-def _page_size(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"expected tokens per page such as 16, got {text!r}")
-    return int(text)
 
 
 def _check_plot(path: Path, cells: list[Cell]) -> None:

@@ -9,10 +9,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from kvpool.cli.output import Cell, console, error_console, print_table
+from kvpool.cli.replay_fleet import fleet_remarks, hit_figures, load_figures
+from kvpool.cli.replay_settings import (
+    column_names,
+    has_fleets,
+    settings,
+    settings_of,
+    short,
+    varying,
+)
 from kvpool.replay import Progress as News
 from kvpool.replay import ReplayReport
-
-_UNITS = (("G", 10**9), ("M", 10**6), ("k", 10**3))
 
 
 @contextmanager
@@ -53,11 +60,16 @@ def show_report(report: ReplayReport) -> None:
     """Print what was found."""
     out = console()
     out.print(Text(_about(report)), soft_wrap=True)
-    columns, rows = _figures(report)
-    if not rows:
+    if not report.results:
         return
-    print_table("", columns, rows)
-    for line in _remarks(report):
+    if has_fleets(report):
+        print_table("", *hit_figures(report))
+        print_table("Tiers and instances", *load_figures(report))
+        remarks = fleet_remarks(report)
+    else:
+        print_table("", *_figures(report))
+        remarks = _meanings()
+    for line in (*remarks, *_remarks(report)):
         out.print(Text(line), soft_wrap=True)
     for result in report.results:
         losses = [loss for loss in result.losses if loss.unbounded_tokens != loss.matched_tokens]
@@ -85,52 +97,46 @@ def _about(report: ReplayReport) -> str:
     )
     if options["window"] > 1:
         text += f"; up to {options['window']} in flight"
+        text += (
+            " an instance"
+            if any(result.cell.fleet.instances > 1 for result in report.results)
+            else ""
+        )
         text += "" if options["checkpoint"] else ", prompts shared at their end only"
-    for name, values in _settings(report).items():
+    for name, values in settings(report).items():
         if len(values) == 1:
             text += f"; {name} {values.pop()}"
     return text
 
 
-def _settings(report: ReplayReport) -> dict[str, set[Cell]]:
-    """Page sizes and policies of the cells; what has one value only needs no column."""
-    bounded = [result.cell for result in report.results if result.cell.capacity is not None]
-    return {
-        "page size": {result.cell.page_size for result in report.results},
-        "policy": {cell.policy for cell in bounded},
-    }
-
-
 def _figures(report: ReplayReport) -> tuple[list[str], list[list[Cell]]]:
     """A table that fits 80 columns with all but the policy."""
-    shown = [name for name, values in _settings(report).items() if len(values) > 1]
+    names = varying(report)
     rows: list[list[Cell]] = []
     for result in report.results:
-        cell = result.cell
-        policy = "-" if cell.capacity is None else cell.policy
-        settings = {"page size": str(cell.page_size), "policy": policy}
-        bound = report.bounds.get(cell.page_size)
+        bound = report.bounds.get(result.cell.page_size)
         rows.append(
             [
-                "unbounded" if cell.capacity is None else _short(cell.capacity),
-                *(settings[name] for name in shown),
+                *settings_of(result, names),
                 result.hit_rate,
                 result.mean_hit_rate,
                 None if bound is None else bound.hit_rate,
-                _short(result.evicted_pages),
-                _short(result.peak_pages),
+                short(result.evicted_pages),
+                short(result.peak_pages),
                 _whole(result.bookkeeping_requests_per_s),
             ]
         )
-    names = ["page" if name == "page size" else name for name in shown]
-    return ["capacity", *names, "hits", "mean", "bound", "evicted", "peak", "calls/s"], rows
+    return [*column_names(names), "hits", "mean", "bound", "evicted", "peak", "calls/s"], rows
 
 
-def _remarks(report: ReplayReport) -> Iterator[str]:
+def _meanings() -> Iterator[str]:
     yield (
         "hits: found of all prompt tokens; mean: of each prompt, over the requests; bound: hits "
         "if nothing were evicted; evicted, peak: pages; calls/s: requests a second in kvpool alone"
     )
+
+
+def _remarks(report: ReplayReport) -> Iterator[str]:
     for result in report.results:
         if not result.complete:
             count = result.num_requests + result.too_large
@@ -156,11 +162,3 @@ def _remarks(report: ReplayReport) -> Iterator[str]:
 
 def _whole(rate: float | None) -> int | None:
     return None if rate is None else round(rate)
-
-
-def _short(count: int) -> str:
-    """A count in about three digits: ``250k``, ``7.87M``; small ones as they are."""
-    if count < 10_000:
-        return f"{count:,}"
-    unit, size = next(unit for unit in _UNITS if count >= unit[1])
-    return f"{count / size:.3g}{unit}" if count < 999.5 * size else f"{count / size:,.0f}{unit}"

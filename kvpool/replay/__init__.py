@@ -5,7 +5,8 @@
 >>> [(str(found.cell), found.hit_rate) for found in report.results]  # doctest: +SKIP
 
 A replay drives `RequestTable`, `RadixCache` and `PageAllocator` themselves; nothing of them is
-modelled. The file is read once for each cell and once before, and never held as a whole.
+modelled. Of tiers it asks the index that `HostTier` has. The file is read once for each cell and
+once before, and never held as a whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.replay.cell import Cell, grid
+from kvpool.replay.fleet import Fleet, fleets
 from kvpool.replay.losses import Loss
 from kvpool.replay.options import Progress, ReplayOptions
 from kvpool.replay.reader import TraceError
@@ -24,12 +26,14 @@ from kvpool.replay.session import Replay
 __all__ = [
     "Cell",
     "CellResult",
+    "Fleet",
     "Loss",
     "Progress",
     "Replay",
     "ReplayOptions",
     "ReplayReport",
     "TraceError",
+    "fleets",
     "grid",
     "replay",
 ]

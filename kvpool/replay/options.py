@@ -15,7 +15,7 @@ class ReplayOptions:
     Attributes
     ----------
     window : int
-        Requests in flight at most; the oldest ends first.
+        Requests in flight at most, times the instances; the oldest of all ends first.
     checkpoint : bool
         With more than one in flight: publish each prompt when it has been computed, so that the
         requests beside it share it. Off: at the end of its request.
@@ -34,6 +34,8 @@ class ReplayOptions:
         memory grows with the trace: what is evicted is remembered.
     keep_matches : bool
         Keep what every request matched.
+    bytes_per_token : int or None
+        What a token costs, for figures in bytes.
 
     Raises
     ------
@@ -50,11 +52,13 @@ class ReplayOptions:
     bound: bool = True
     explain: int = 0
     keep_matches: bool = False
+    bytes_per_token: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("window", "block_size", "limit", "explain"):
+        for name in ("window", "block_size", "limit", "explain", "bytes_per_token"):
             value = getattr(self, name)
-            if type(value) is not int and not (value is None and name == "limit"):
+            may_be_none = name in ("limit", "bytes_per_token")
+            if type(value) is not int and not (value is None and may_be_none):
                 raise TypeError(f"{name} must be an int, got {type(value).__name__}")
         if self.window < 1:
             raise ValueError(f"window must be at least 1 request, got {self.window}")
@@ -64,6 +68,8 @@ class ReplayOptions:
             )
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be at least 1 request, got {self.limit}")
+        if self.bytes_per_token is not None and self.bytes_per_token < 1:
+            raise ValueError(f"bytes_per_token must be at least 1, got {self.bytes_per_token}")
         if self.explain < 0:
             raise ValueError(f"explain must be at least 0 requests, got {self.explain}")
 

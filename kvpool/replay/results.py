@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.replay.cell import Cell
+from kvpool.replay.fleet_result import PLACES, FleetResult
 from kvpool.replay.losses import Loss
 
 _FIGURES = (
@@ -30,7 +31,7 @@ class CellResult:
     cell : Cell
         What was replayed.
     num_pages : int
-        Pages of its pool.
+        Pages of its pool, or of each of its pools.
     complete : bool
         False: interrupted; all figures are of the requests until then.
     num_requests, prompt_tokens, output_tokens : int
@@ -49,7 +50,7 @@ class CellResult:
     evicted_pages : int
         Taken out of the tree to make room.
     peak_pages, peak_bound_pages : int
-        Most pages that were not free, and most that requests in flight held.
+        Most pages of one pool that were not free, and most that requests in flight held.
     bookkeeping_s : float
         Seconds inside of kvpool's calls: bind, mark_written, checkpoint, finish.
     seconds : float
@@ -58,6 +59,10 @@ class CellResult:
         Requests that lost most, worst first.
     matched_lens : ndarray or None
         int32, one a request of the trace, in order: what bind matched; -1 where it was too large.
+    bytes_per_token : int or None
+        What a token costs, where that is known.
+    fleet : FleetResult
+        Where the hits came from, and who served whom.
     """
 
     cell: Cell
@@ -79,6 +84,8 @@ class CellResult:
     seconds: float = 0.0
     losses: list[Loss] = field(default_factory=list)
     matched_lens: NDArray[np.int32] | None = None
+    bytes_per_token: int | None = None
+    fleet: FleetResult = field(default_factory=FleetResult)
     _sum_of_rates: float = 0.0
     _sum_of_uncut_rates: float = 0.0
 
@@ -129,8 +136,12 @@ class CellResult:
         return _share(self.num_requests, self.seconds)
 
     def as_dict(self) -> dict[str, Any]:
-        """The cell, and all figures but `matched_lens`, as JSON has them."""
+        """The cell, and all figures but `matched_lens`, as JSON has them.
+
+        What only a fleet has is there only for one.
+        """
         cell = self.cell
+        more = {} if cell.fleet.is_plain else {"fleet": self._fleet_as_dict()}
         return {
             "capacity": cell.capacity,
             "page_size": cell.page_size,
@@ -138,6 +149,40 @@ class CellResult:
             "num_pages": self.num_pages,
             **{name: getattr(self, name) for name in _FIGURES},
             "losses": [loss.as_dict() for loss in self.losses],
+            **more,
+        }
+
+    @property
+    def local_hit_tokens(self) -> int:
+        """Of the hit tokens, those that the pool itself had."""
+        return self.hit_tokens - self.fleet.host_hit_tokens - self.fleet.remote_hit_tokens
+
+    def hit_rate_of(self, place: str) -> float | None:
+        """Part of `hit_rate` that came from ``"local"``, ``"host"`` or ``"remote"``."""
+        tokens = {
+            "local": self.local_hit_tokens,
+            "host": self.fleet.host_hit_tokens,
+            "remote": self.fleet.remote_hit_tokens,
+        }
+        return _share(tokens[place], self.prompt_tokens)
+
+    @property
+    def peak_bytes(self) -> dict[str, int | None]:
+        """K and V at most: of one pool, of one host tier, of the store; None if not known."""
+        cost = self.bytes_per_token
+        peaks = (self.peak_pages, self.fleet.host_peak_pages, self.fleet.remote_peak_pages)
+        return {
+            place: None if cost is None else pages * self.cell.page_size * cost
+            for place, pages in zip(PLACES, peaks, strict=True)
+        }
+
+    def _fleet_as_dict(self) -> dict[str, Any]:
+        return {
+            **vars(self.cell.fleet),
+            "local_hit_tokens": self.local_hit_tokens,
+            **{f"{place}_hit_rate": self.hit_rate_of(place) for place in PLACES},
+            **self.fleet.as_dict(),
+            **{f"{place}_peak_bytes": peak for place, peak in self.peak_bytes.items()},
         }
 
 

@@ -40,7 +40,7 @@ class Replay:
     Raises
     ------
     ValueError
-        No cell.
+        No cell, or one with tiers or several instances where `explain` is asked for.
     """
 
     def __init__(
@@ -55,10 +55,17 @@ class Replay:
         unbounded = [Cell(None, page_size) for page_size in page_sizes]
         if not self.options.bound:
             unbounded = [cell for cell in unbounded if cell in self.cells]
+        if self.options.explain and not all(cell.fleet.is_plain for cell in self.cells):
+            raise ValueError(
+                "explain asks one pool why it lost something: leave out explain, or instances and "
+                "tiers"
+            )
         # These first, for what the others lost is measured against them.
-        self._plan = unbounded + [cell for cell in self.cells if cell.capacity is not None]
+        self._plan = unbounded + [cell for cell in self.cells if not cell.is_bound]
         self._survey = Survey(
-            list(page_sizes), self.options.prompts_only, find_shared=bool(unbounded)
+            list(page_sizes),
+            self.options.prompts_only,
+            find_shared=any(cell.is_unbounded for cell in self._plan),
         )
         self._first = self._reader()
         self._replayed: dict[Cell, CellResult] = {}
@@ -104,7 +111,7 @@ class Replay:
             result.seconds = perf_counter() - start
             if result.num_requests + result.too_large:
                 replayed[result.cell] = result
-        bounds = [cell for cell in self._plan if cell.capacity is None and cell in replayed]
+        bounds = [cell for cell in self._plan if cell.is_bound and cell in replayed]
         return ReplayReport(
             trace=self.trace.name,
             num_requests=self._survey.num_requests,
@@ -132,8 +139,9 @@ class Replay:
             checkpoint=options.checkpoint,
             num_losses=num_losses,
             unbounded_lens=bound.matched_lens if bound is not None else None,
-            keep_matches=options.keep_matches or (cell.capacity is None and options.explain > 0),
+            keep_matches=options.keep_matches or (cell.is_bound and options.explain > 0),
             eviction_history=self._tokens(cell.page_size) if num_losses else None,
+            bytes_per_token=options.bytes_per_token,
         )
         self._running = running, start
         writer = TokenWriter(options.block_size)
@@ -149,6 +157,7 @@ class Replay:
                 f"{self._survey.num_requests:,} when it was read first"
             )
         running.drain()
+        running.close()
         result = running.result()
         result.seconds = perf_counter() - start
         result.complete = True
