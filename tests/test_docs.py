@@ -19,7 +19,11 @@ BLOCK = re.compile(NOT_RUN + r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 OTHER_TEST = {"engine.md"}  # tests/test_examples.py
 # Blocks of it stand for a model that is not there.
 FRAGMENTS = {"gpu.md"}
-GUESTS = {"howto/torch.md": "torch", "howto/events.md": "zmq"}
+GUESTS = {
+    "howto/events.md": "zmq",
+    "howto/torch.md": "torch",
+    "howto/transformers.md": "transformers",
+}
 
 
 def name_of(page):

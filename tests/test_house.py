@@ -64,7 +64,7 @@ DOORS = {
     "numba": "kvpool.kernels",
     "torch": "kvpool.interop",
     "flashinfer": "kvpool.interop",
-    "transformers": "kvpool.interop",
+    "transformers": "kvpool.interop.transformers",
     "mooncake": "kvpool.tiers",
     "valkey": "kvpool.tiers",
     "zmq": "kvpool.events",
