@@ -43,7 +43,7 @@ GCC_SANITIZERS = LD_PRELOAD="$$($(SANITIZE_CC) -print-file-name=libasan.so) $$($
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-release test-debug test-sim test-peers test-flashinfer soak faults sanitize fuzz lint docs coverage bench bench-peers bench-all wheels annotate clean
+.PHONY: help setup demo test test-release test-debug test-sim test-peers test-mooncake test-flashinfer soak faults sanitize fuzz lint docs coverage bench bench-peers bench-all wheels annotate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +125,10 @@ test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks,
 test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers and torch, which it installs
 	$(PY) -m pytest tests/test_dlpack_border.py $(ARGS)
 	$(PY) -m pytest -m peers $(ARGS)
+
+test-mooncake: $(VENV)/.made-test $(VENV)/.made-release ## run the tests of a real Mooncake Store, which it installs; needs the libraries of docs/howto/mooncake.md
+	$(PIP) "kvpool[mooncake]"
+	$(PY) -m pytest $(WORKERS) -k mooncake tests $(ARGS)
 
 test-flashinfer: $(VENV)/.made-peers $(VENV)/.made-release $(FLASHINFER:%=build/flashinfer/%/.made) ## check our calls of FlashInfer: FLASHINFER="0.6.7.post3"
 	@for version in $(FLASHINFER); do \
