@@ -76,6 +76,7 @@ FAMILIES = (
         {state: f"pages_{state}" for state in ("free", "private", "tree", "taken")},
     ),
     _now("pages_evictable", "Pages of state tree that no request has locked."),
+    _now("pages_fetching", "Pages of state taken that wait for what a prefetch reads."),
     _now("requests_bound", "Requests that hold pages."),
     _sum("evicted_pages", "evicted_pages", "Cached pages taken out of the tree to make room."),
     _sum("prefix_prompt_tokens", "prefix_prompt_tokens", "Prompt tokens of prefix binds."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvpool.errors import KVCacheExhaustedError
@@ -32,6 +33,8 @@ class RequestBinds(RequestCounts):
         self.page_size = page_size
         self.num_pages = num_pages
         self._by_id = self.ledger.leases
+        # Ends the youngest prefetch and says so; False where there is none.
+        self.give_way: Callable[[], bool] = _nobody
 
     def bind(
         self, prompt: Any, total_capacity: int, extra_key: ExtraKey, priority: int, reuse: bool
@@ -44,6 +47,13 @@ class RequestBinds(RequestCounts):
         last_tag, lease = self.ledger.last_tag, None
         try:
             lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
+            while (
+                lease is None
+                and self.ledger.fetching
+                and self.ledger.would_fit(prompt, total_capacity, extra_key, reuse)
+                and self.give_way()
+            ):
+                lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
             if lease is not None:
                 for watcher in watchers:
                     watcher.on_bind(lease)
@@ -76,6 +86,7 @@ class RequestBinds(RequestCounts):
             request gets what there is, as by `bind_equal`.
         """
         prompt, extra_key = as_tokens(prompt), as_namespace(extra_key)
+        self._end_prefetches()
         num_tokens = prompt.size
         matched, room = self.ledger.room_if_alone(prompt, extra_key, reuse)
         wanted = self.ledger.pages_for(num_tokens, total_capacity)
@@ -111,6 +122,7 @@ class RequestBinds(RequestCounts):
         tuple of list
             The requests, and their ids.
         """
+        self._end_prefetches()
         _, room = self.ledger.room_if_alone([], extra_key, False)
         num_pages = min(self._pages(capacity), room // batch_size)
         if num_pages == 0:
@@ -135,12 +147,29 @@ class RequestBinds(RequestCounts):
         lease = None
         if num_pages <= self.num_pages:
             lease = self.ledger.fork(request, shared, num_pages, valid_len)
+            while lease is None and self.makes_way(num_pages - shared):
+                lease = self.ledger.fork(request, shared, num_pages, valid_len)
         if lease is None:
             what, needed = f"forking with {total_capacity} tokens", num_pages - shared
             raise self._refused("fork", what, needed=needed, num_pages=num_pages)
         if valid_len % self.page_size:
             lease.entered_pages = shared + 1
         return lease
+
+    def makes_way(self, num_pages: int) -> bool:
+        """Whether a prefetch was ended for a call that is short of `num_pages` private pages.
+
+        None is ended where all of them together would not be enough.
+        """
+        ledger = self.ledger
+        if not ledger.fetching:
+            return False
+        room = ledger.allocator.num_free + ledger.evictable_pages + ledger.room_of_fetches()
+        return num_pages <= room and self.give_way()
+
+    def _end_prefetches(self) -> None:
+        while self.ledger.fetching and self.give_way():
+            pass
 
     def _refused(self, cause: str, what: str, **numbers: Any) -> KVCacheExhaustedError:
         error = exhausted(self.ledger, what, **numbers)
@@ -156,3 +185,7 @@ class RequestBinds(RequestCounts):
 
     def _pages(self, num_tokens: int) -> int:
         return num_pages_for_length(num_tokens, self.page_size)
+
+
+def _nobody() -> bool:
+    return False

@@ -79,7 +79,10 @@ class RequestTable(RequestBinds):
     def extend(self, request: Request, total_capacity: int) -> None:
         """Reserve up to `total_capacity`, all or nothing; less than there is changes nothing."""
         num_pages = self._pages(total_capacity)
-        if num_pages > self.num_pages or not self.ledger.extend(request, num_pages):
+        done = num_pages <= self.num_pages and self.ledger.extend(request, num_pages)
+        while not done and self.makes_way(num_pages - request.num_pages):
+            done = self.ledger.extend(request, num_pages)
+        if not done:
             what = f"extending request {request.tag} to {total_capacity} tokens"
             needed = num_pages - request.num_pages
             raise exhausted(self.ledger, what, needed=needed, num_pages=num_pages)

@@ -9,7 +9,9 @@ from kvpool_ext.ledger import PageLedger
 
 
 def page_owner(ledger: PageLedger, page: int) -> str:
-    """The owner of a page: free, a request, the tree, taken or scratch; walks everything.
+    """The owner of a page: free, a request, the tree, a prefetch, taken or scratch.
+
+    Walks everything.
 
     Raises
     ------
@@ -23,6 +25,9 @@ def page_owner(ledger: PageLedger, page: int) -> str:
         raise ValueError(f"page {page} is none of the pool's {num_pages} pages")
     state, holder, index = ledger.locate(page)
     if holder is None:
+        number = ledger.fetching.get(page)
+        if number is not None:
+            return f"prefetch {number}"
         return "taken by alloc" if state == "taken" else state
     if isinstance(holder, PageLease):
         start = index * page_size

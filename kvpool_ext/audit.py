@@ -97,6 +97,11 @@ def check_ledger(ledger: PageLedger) -> None:
     for lease in ledger.leases.values():
         np.add.at(held, lease.private_pages(), 1)
     claims += held > 0
+    strays = set(ledger.fetching) - set(ledger.allocator.taken_pages().tolist())
+    if strays:
+        raise RuntimeError(
+            f"the ledger is out of sync: page {min(strays)} waits for a prefetch and is not taken"
+        )
     if (claims != 1).any():
         page = int(np.argmax(claims != 1))
         raise RuntimeError(

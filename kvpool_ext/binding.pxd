@@ -7,3 +7,4 @@ from kvpool_ext.types cimport token_t
 cdef class LedgerBinding(LedgerPublishing):
     cdef void hold(self, PageLease lease, Walk *walk, NodeMemory *upper, const token_t *tokens) noexcept
     cdef void release_all(self, list others) noexcept
+    cdef Py_ssize_t fetch_room(self, Walk *walk) except -1

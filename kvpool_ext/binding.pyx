@@ -229,7 +229,10 @@ cdef class LedgerBinding(LedgerPublishing):
         return lease
 
     def would_fit(self, tokens, capacity, extra_key, bint reuse):
-        """Whether `bind` would succeed now; changes nothing, not even recency."""
+        """Whether `bind` would succeed now; changes nothing, not even recency.
+
+        What prefetches hold counts as free: they give way to a bind.
+        """
         cdef cnp.ndarray array = borrow_tokens(tokens)
         cdef object key = namespace_key(extra_key)
         cdef Py_ssize_t num_tokens = cnp.PyArray_DIM(array, 0)
@@ -239,7 +242,37 @@ cdef class LedgerBinding(LedgerPublishing):
         if num_pages > self.allocator.num_pages:
             return False
         walk = self.walk_prompt(key, <const token_t *>cnp.PyArray_DATA(array), num_tokens, reuse, NULL)
-        return num_pages - walk.num_pages <= self.free_or_evictable() - walk.unlocked_pages
+        need = num_pages - walk.num_pages + walk.unlocked_pages
+        return need <= self.free_or_evictable() or need <= self.free_or_evictable() + self.fetch_room(&walk)
+
+    def room_of_fetches(self):
+        """Pages that could be had besides the free and the evictable ones, if all prefetches ended."""
+        cdef Walk walk
+        walk.num_pages = 0
+        return self.fetch_room(&walk)
+
+    cdef Py_ssize_t fetch_room(self, Walk *walk) except -1:
+        """As `room_of_fetches`, without what `walk` matched."""
+        cdef Quiet _quiet = Quiet()
+        cdef Py_ssize_t room = len(self.fetching), matched
+        cdef dict counts = {}
+        cdef node_t n
+        for handle in self.fetch_nodes.values():
+            n = self.tree.arena.resolve(handle)
+            while not self.tree.arena.nodes[n].flags & IS_ROOT:
+                counts[n] = counts.get(n, 0) + 1
+                n = self.tree.arena.nodes[n].parent
+        for n, count in counts.items():
+            if self.tree.arena.nodes[n].lock_ref == count:
+                room += self.tree.arena.nodes[n].num_pages
+        if walk.num_pages > 0:
+            n, matched = walk.node, walk.node_pages
+            while not self.tree.arena.nodes[n].flags & IS_ROOT:
+                if n in counts and self.tree.arena.nodes[n].lock_ref == counts[n]:
+                    room -= matched
+                n = self.tree.arena.nodes[n].parent
+                matched = self.tree.arena.nodes[n].num_pages
+        return room
 
     def room_if_alone(self, tokens, extra_key, bint reuse):
         """Pages that `tokens` would match, and private pages to be had, once every lease is released.

@@ -69,6 +69,7 @@ cdef class PageLedger(LedgerBinding):
             "pages_tree": cached,
             "pages_evictable": evictable,
             "pages_taken": num_taken,
+            "pages_fetching": len(self.fetching),
             "requests_bound": len(self.leases),
             "prefix_prompt_tokens": self.prompt_tokens,
             "prefix_match_tokens": self.matched_tokens,
@@ -327,12 +328,19 @@ cdef class PageLedger(LedgerBinding):
         self.allocator.mark(out, num_pages)
 
     def give(self, pages):
-        """Take back `pages` (int32), each taken and each once; answers -1, or the position of the first bad one."""
+        """Take back `pages` (int32), each taken and each once; answers -1, or the position of the first bad one.
+
+        A page of `fetching` is a bad one: only the prefetch that it belongs to strikes it off there, and gives it.
+        """
         cdef Quiet _quiet = Quiet()
         cdef cnp.ndarray array = borrow_tokens(pages)
         cdef const page_t *data = <const page_t *>cnp.PyArray_DATA(array)
         cdef Py_ssize_t n = cnp.PyArray_DIM(array, 0), bad
         self.tree.enter()
+        if self.fetching:
+            for bad in range(n):
+                if data[bad] in self.fetching:
+                    return bad
         bad = self.allocator.claim_marks(data, n)
         if bad < 0:
             self.allocator.push(data, n)

@@ -14,6 +14,8 @@ cdef class LedgerMoves:
     cdef readonly Py_ssize_t page_size
     cdef readonly Py_ssize_t needed_pages   # private pages that the last short call wanted
     cdef readonly dict leases      # tag -> lease, in the order in which they were bound
+    cdef readonly dict fetching    # taken page -> number of the prefetch that it waits for bytes of
+    cdef readonly dict fetch_nodes  # number of a prefetch -> handle of the node that it has locked
     cdef readonly LengthTable lengths       # written lengths of the leases
     cdef readonly Py_ssize_t num_losses     # how often a lease ended or gave pages back: steps look here
     cdef readonly Py_ssize_t last_tag       # of the lease that was made last

@@ -10,6 +10,8 @@ class LedgerMoves:
     page_size: int
     needed_pages: int
     leases: dict[int, PageLease]
+    fetching: dict[int, int]
+    fetch_nodes: dict[int, int]
     lengths: LengthTable
     num_losses: int
     last_tag: int

@@ -32,6 +32,8 @@ cdef class LedgerMoves:
         self.tree.allocator = self.allocator
         self.page_size = self.tree.page_size
         self.leases = {}
+        self.fetching = {}
+        self.fetch_nodes = {}
         self.lengths = LengthTable(num_columns)
 
     def __dealloc__(self):

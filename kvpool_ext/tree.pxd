@@ -49,7 +49,7 @@ cdef class RadixTree:
     cdef Py_ssize_t protected_pages
     cdef Py_ssize_t orphan_pages   # evictable pages of detached nodes
     cdef readonly Py_ssize_t evicted_pages    # pages that eviction took so far
-    cdef uint64_t epoch            # number of resets
+    cdef readonly uint64_t epoch   # number of resets
     cdef bint busy                 # a verb runs without the GIL
 
     cdef int enter(self) except -1

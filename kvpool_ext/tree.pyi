@@ -6,6 +6,7 @@ class RadixTree:
     page_size: int
     eviction: str
     evicted_pages: int
+    epoch: int
     history: EvictionHistory | None
     journal: TreeJournal | None
     gate: Gate

@@ -40,6 +40,7 @@ EXPECTED = {
     ("kvpool_pages", "tree"): 2,
     ("kvpool_pages", "taken"): 1,
     ("kvpool_pages_evictable", None): 0,  # both are locked
+    ("kvpool_pages_fetching", None): 0,
     ("kvpool_requests_bound", None): 1,
     ("kvpool_evicted_pages_total", None): 0,
     ("kvpool_prefix_prompt_tokens_total", None): 17,  # 8 + 9

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.device.side_stream import SideStream
 from kvpool.dtypes import FLOAT_DTYPES, dtype_name
 
 # What a put takes as it is, decided in one look-up.
@@ -91,6 +92,10 @@ class Device:
 
     def check_upload(self) -> None:
         """KVCacheStateError if nothing can be uploaded now: in a graph capture."""
+
+    def side_stream(self) -> SideStream:
+        """A stream of one's own for copies in the background; for one thread."""
+        return SideStream()
 
     # ---- arrays of the caller
 

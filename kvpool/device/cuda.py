@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from kvpool.device import Device, is_torch
 from kvpool.device.context import current_stream, is_capturing
+from kvpool.device.cuda_side_stream import CudaSideStream
+from kvpool.device.side_stream import SideStream
 from kvpool.dtypes import FLOAT_DTYPES, dtype_name
 from kvpool.errors import KVCacheStateError
 
@@ -92,6 +94,10 @@ class CudaDevice(Device):
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+
+    def side_stream(self) -> SideStream:
+        """A stream of one's own for copies in the background; for one thread."""
+        return CudaSideStream(self)
 
     def is_capturing(self) -> bool:
         """Whether CuPy's current stream on this device is in graph capture."""

@@ -21,6 +21,7 @@ from kvpool.pool.pages import PoolPages
 from kvpool.pool.poisoned import PoolPoison
 from kvpool.pool.restarts import PoolRestarts
 from kvpool.pool.streams import PoolStreams
+from kvpool.pool.tiering import PoolTiering
 from kvpool.request import Request
 from kvpool.requests import RequestTable
 from kvpool.step import LatestTable
@@ -37,6 +38,7 @@ class KVCachePool(
     PoolPoison,
     PoolRestarts,
     PoolStreams,
+    PoolTiering,
 ):
     """K and V of a model in pages, shared between requests through a radix tree.
 
@@ -235,6 +237,7 @@ class KVCachePool(
         self._gate.close()
         self._close_publishers()
         self._stop_following()
+        self._stop_tiers()
         self._storage = None
         self._requests = cast(RequestTable, no_requests)
         self._active = no_rows

@@ -52,6 +52,8 @@ class PoolBinds(PoolCore):
         request = None
         try:
             self._gate.enter()
+            if self._arrivals:
+                self._take_arrivals()
             rows: list[Any] | None = [None] if len(self._requests) == 0 else None
             request = self._requests.bind(
                 prompt, total_capacity, extra_key, priority, self._prefix_reuse
@@ -86,6 +88,8 @@ class PoolBinds(PoolCore):
         request = None
         try:
             self._gate.enter()
+            if self._arrivals:
+                self._take_arrivals()
             rows: list[Any] = [None]
             request = self._requests.bind_alone(
                 prompt, total_capacity, extra_key, self._prefix_reuse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -35,6 +35,9 @@ DEFAULT_PAGE_SIZE = 16
 
 class PoolCore:
     """Parts and properties of a pool; the calls are added by its subclasses."""
+
+    # What tiers have brought and the tree has not got yet; see `kvpool.pool.tiering`.
+    _arrivals: Collection[Any] = ()
 
     def __init__(
         self,
@@ -262,6 +265,9 @@ class PoolCore:
     def first_cache_len_in_next_page_bucket(self, num_pages: int) -> int:
         """Smallest cache length that spans ``num_pages + 1`` pages."""
         return paging.first_cache_len_in_next_page_bucket(num_pages, self._page_size)
+
+    def _take_arrivals(self) -> int:
+        return 0
 
     def _activate(self, requests: list[Request], step: Step | None = None) -> None:
         self._active = requests

@@ -37,7 +37,8 @@ class PoolFigures(PoolCore):
         such a moment, while the scheduler's own, inside of a call too, reads at once.
 
         Pages now: ``pages_total`` is the sum of ``pages_free``, ``pages_private`` (shared ones
-        once), ``pages_tree`` and ``pages_taken``; ``pages_evictable`` of the tree's are unlocked.
+        once), ``pages_tree`` and ``pages_taken``; ``pages_evictable`` of the tree's are unlocked,
+        and ``pages_fetching`` of those taken wait for what a prefetch reads from tiers.
         Since the pool was made: the three ``prefix_`` counters, ``evicted_pages`` (also those that
         `radix.evict` handed out), ``bind_failures`` (binds and forks that found too few pages),
         which is the sum of ``bind_failures_no_pages`` (binds that waiting may help),

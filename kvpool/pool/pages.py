@@ -42,6 +42,8 @@ class PoolPages(PoolCore):
             slots = None
             if num_pages <= self.num_pages:
                 slots = self._requests.ledger.take_slots(num_pages)
+                while slots is None and self._requests.makes_way(num_pages):
+                    slots = self._requests.ledger.take_slots(num_pages)
             if slots is None:
                 raise exhausted(
                     self._requests.ledger,
@@ -141,7 +143,10 @@ class PoolPages(PoolCore):
     # ---- looking after it
 
     def page_owner(self, page: int) -> str:
-        """The owner of a page in words: free, a request, the tree, taken or scratch. May walk."""
+        """The owner of a page in words: free, a request, the tree, a prefetch, taken or scratch.
+
+        May walk.
+        """
         try:
             self._gate.enter()
             return page_owner(self._requests.ledger, whole_number(page, "page"))

@@ -106,6 +106,9 @@ def guarded_calls(make_pool):
         "pool.watch": lambda: pool.watch(Watcher()),
         "the stop of pool.watch": stop_watching,
         "pool.explain": lambda: pool.explain(R(1, 5)),
+        "pool.attach_tiers": lambda: pool.attach_tiers([], model="m"),
+        "pool.prefetch": lambda: pool.prefetch(R(1, 5)),
+        "pool.poll_tiers": pool.poll_tiers,
         "pool.check": pool.check,
         "pool.close": pool.close,
         "pool.warm_up": pool.warm_up,
@@ -170,12 +173,12 @@ OPEN = {
             layer_scales layer_with_scratch layout load load_report matched_prefix_len
             num_kv_heads num_layers num_pages num_pages_for_length num_slots page_size
             poison prefix_insert_tokens prefix_match_tokens prefix_prompt_tokens radix read_guard
-            stats StaticKVBudget
+            stats StaticKVBudget tiers
             steps_until_page_boundary v_scale value_cache value_layer zero_rejected_kv
         """,
         "radix": """
             evictable_size protected_size total_size num_nodes namespaces memory page_size
-            eviction evicted_pages history gate journal
+            eviction evicted_pages history gate journal epoch
         """,
         "step": "request_ids batch_size is_alive in_verify_window",
         "decode_graph": "name enabled bucket buffers holds buffers_for",
