@@ -27,8 +27,11 @@ from kvpool.errors import (
 from kvpool.explain import Explanation
 from kvpool.graphs import DecodeGraph, VerifyGraph
 from kvpool.layout import KVCacheLayout
+from kvpool.page_keys import Partition
 from kvpool.page_table import PageTable
 from kvpool.pool import DEFAULT_PAGE_SIZE, KVCachePool
+from kvpool.pool.attached import PoolTiers
+from kvpool.pool.prefetch import Prefetch
 from kvpool.request import RequestInfo
 from kvpool.snapshot import LoadReport, SaveReport
 from kvpool.step import Step
@@ -56,6 +59,9 @@ __all__ = [
     "NodeView",
     "PageAllocator",
     "PageTable",
+    "Partition",
+    "PoolTiers",
+    "Prefetch",
     "RadixCache",
     "RequestInfo",
     "SaveReport",

@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from kvpool import KVCacheStateError
+from kvpool import KVCacheStateError, tiers
 from kvpool.snapshot.fingerprint import Fingerprint
 from kvpool.tiers.contract import Tier
 from kvpool.tiers.file import FileTier
@@ -256,3 +256,10 @@ def test_one_length_is_not_another(tier, places, keys):
             tier.read(keys[:1], longer)
     else:
         assert tier.read(keys[:1], longer) == [False]
+
+
+def test_tiers_are_had_from_the_package():
+    for name in tiers.__all__:
+        assert getattr(tiers, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'TapeTier'"):
+        tiers.TapeTier  # noqa: B018

@@ -7,14 +7,10 @@ pytest.importorskip("transformers")
 
 import torch
 
-from kvpool import KVCachePool
 from kvpool.interop.transformers import PoolCache, generate
 from tests.helpers.hf_models import computed_tokens, one_thread, pool_for, random_ids, random_model
 
-pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.skipif(not hasattr(KVCachePool, "attach_tiers"), reason="pools have no tiers"),
-]
+pytestmark = pytest.mark.peers
 
 
 @pytest.fixture(scope="module")

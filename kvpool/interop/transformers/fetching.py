@@ -29,7 +29,7 @@ def fetch_prefixes(
     timeout_s : float
         0 or less: nothing is fetched.
     """
-    if timeout_s <= 0 or getattr(pool, "tiers", None) is None:
+    if timeout_s <= 0 or pool.tiers is None:
         return
     deadline = time.monotonic() + timeout_s
     with ExitStack() as fetches:  # leaving publishes what has arrived
