@@ -5,6 +5,7 @@ A NumPy scalar would wrap in sums and products, and a float or a bool would pass
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,25 @@ def whole_number(value: Any, name: str, at_least: int = 0, at_most: int | None =
         raise ValueError(f"{name} must be in {at_least} .. {at_most}, got {shown(value)}")
     number: int = value
     return number
+
+
+def positive_seconds(value: Any, name: str) -> float:
+    """`value` as a float, if it is a number of seconds above 0 that ends.
+
+    Raises
+    ------
+    TypeError
+        No number; a bool is none.
+    ValueError
+        Not above 0, infinite, or not a number at all.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(
+        value, (int, float, np.integer, np.floating)
+    ):
+        raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be finite and above 0, got {value}")
+    return float(value)
 
 
 def shown(value: int) -> str:

@@ -61,9 +61,16 @@ class PageKeys:
         Model, shape, dtypes and scales of the pool.
     partition : Partition
         What part of the model that is.
+
+    Raises
+    ------
+    TypeError
+        A partition that is none.
     """
 
     def __init__(self, fingerprint: Fingerprint, partition: Partition | None = None) -> None:
+        if partition is not None and not isinstance(partition, Partition):
+            raise TypeError(f"partition must be a Partition, got {type(partition).__name__}")
         self.fingerprint = fingerprint
         self.partition = Partition() if partition is None else partition
         self.page_size = fingerprint.page_size

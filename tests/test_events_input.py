@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("zmq")
@@ -92,6 +93,7 @@ def test_what_is_no_endpoint_is_refused(endpoint):
         ({"replay_batches": 0}, ValueError, "replay_batches must be at least 1"),
         ({"replay_bytes": 0.5}, TypeError, "replay_bytes must be an int"),
         ({"hwm": 0}, ValueError, "hwm must be at least 1, got 0"),
+        ({"partition": 3}, TypeError, "partition must be a Partition, got int"),
         ({"announce_interval_s": float("nan")}, ValueError, "announce_interval_s must be"),
     ],
 )
@@ -152,10 +154,29 @@ def test_a_linger_out_of_range_closes_nothing(make_pool, linger_s):
         (("tcp://127.0.0.1:1",), {"hwm": 0}, "hwm"),
         (("tcp://127.0.0.1:1",), {"replay_timeout_s": 0}, "replay_timeout_s must be finite"),
         (("tcp://127.0.0.1:1",), {"check_interval_s": float("inf")}, "check_interval_s"),
+        (("tcp://127.0.0.1:1",), {"hwm": 1 << 40}, "hwm must be in 1 .."),
+        (("tcp://127.0.0.1:1",), {"topic": "\ud800"}, "topic must be text"),
+        ((LOOPBACK,), {}, "has port 0.*what its `endpoint` says"),
+        (("tcp://127.0.0.1:1", LOOPBACK), {}, "has port 0.*what its `replay_endpoint` says"),
     ],
 )
 def test_a_subscriber_refuses_what_it_cannot_use(arguments, options, words):
     with pytest.raises(ValueError, match=words):
+        EventSubscriber(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((None,), {}, "endpoint must be a str, got NoneType"),
+        (("tcp://127.0.0.1:1", 5557), {}, "replay_endpoint must be a str, got int"),
+        (("tcp://127.0.0.1:1",), {"topic": b"t"}, "topic must be a str, got bytes"),
+        (("tcp://127.0.0.1:1",), {"replay_timeout_s": "1"}, "replay_timeout_s must be a number"),
+        (("tcp://127.0.0.1:1",), {"check_interval_s": True}, "check_interval_s must be a number"),
+    ],
+)
+def test_a_subscriber_refuses_other_types(arguments, options, words):
+    with pytest.raises(TypeError, match=words):
         EventSubscriber(*arguments, **options)
 
 
@@ -173,6 +194,28 @@ def test_a_view_refuses_pages_that_cannot_be_of_one_pool():
     assert view.matched_len([1, 2, 3]) == 2
     view.apply(batch(AllBlocksCleared(), sequence=1))
     assert len(view) == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "extra_key", "error"),
+    [
+        ([1.0, 2.0], None, TypeError),
+        ("12", None, TypeError),
+        (None, None, TypeError),
+        ([[1, 2]], None, TypeError),
+        ([1 << 32 | 1, 2], None, ValueError),
+        (np.array([1 << 32 | 1, 2]), None, ValueError),  # a cast would make 1 of it
+        ([1, 2], 1.5, TypeError),
+        ([1, 2], [1], TypeError),
+    ],
+)
+def test_a_view_matches_no_other_prompts_than_a_bind(make_pool, prompt, extra_key, error):
+    view = CacheView()
+    view.apply(batch(BlockStored([b"a"], None, [1, 2], 2)))
+    with pytest.raises(error):
+        view.matched_len(prompt, extra_key)
+    with pytest.raises(error):
+        case_pool(make_pool, 4, 8).bind_request(prompt, 16, extra_key=extra_key)
 
 
 @pytest.mark.parametrize("missing", ["zmq", "msgspec"])

@@ -59,7 +59,9 @@ def test_bad_tiers_are_refused(make_pool):
         attach(pool)
     with pytest.raises(ValueError, match="distinct names, got 'memory', 'memory'"):
         attach(pool, MemoryTier(), MemoryTier())
-    with pytest.raises(TypeError, match="dict has not"):
+    with pytest.raises(TypeError, match="a sequence of them, got one MemoryTier"):
+        pool.attach_tiers(MemoryTier(), model="m")
+    with pytest.raises(TypeError, match=r"write, remove, register.*dict has not"):
         attach(pool, {})
 
 

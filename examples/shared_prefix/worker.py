@@ -20,6 +20,7 @@ from examples.smollm2.serving import Engine
 from examples.smollm2.tokenizer import ChatTokenizer
 from examples.smollm2.weights import load_weights, metadata, open_gguf
 from kvpool import KVCachePool
+from kvpool.tiers import Tier
 
 NUM_PAGES, PAGE_SIZE = 256, 16
 # A request would wait for its turn; here nobody else is served, so it waits for this.
@@ -29,7 +30,7 @@ LONGEST_WAIT_S = 5.0
 class Worker:
     """The model, and the tier that all pools of this process use."""
 
-    def __init__(self, model_name: str, address: StoreAddress) -> None:
+    def __init__(self, model_name: str, tier: Tier) -> None:
         reader = open_gguf()
         weights = load_weights(reader)
         self._config, self._model_name = weights.config, model_name
@@ -37,7 +38,7 @@ class Worker:
         with make_pool(self._config, 4, PAGE_SIZE) as pool:
             self._model = Llama(weights, pool.array_namespace)
             warm_up(self._model, pool)
-        self._tier = address.open()
+        self._tier = tier
 
     def serve(self, chats: list[list[dict[str, str]]], max_tokens: int) -> dict[str, Any]:
         """Answer all chats on a new pool; what is said of each, and of the tier."""
@@ -82,7 +83,12 @@ class Worker:
 def main() -> None:
     """Serve rounds until stdin ends."""
     model_name, master, metadata_url, directory = sys.argv[1:]
-    worker = Worker(model_name, StoreAddress(master, metadata_url, directory))
+    try:
+        # Before the model, which takes long.
+        tier = StoreAddress(master, metadata_url, directory).open()
+    except (OSError, ValueError, ImportError) as error:
+        raise SystemExit(f"the store cannot be used: {error}") from None
+    worker = Worker(model_name, tier)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(worker.serve(**json.loads(line))), flush=True)

@@ -10,8 +10,9 @@ from hashlib import blake2b
 from kvpool.errors import KVCacheStateError
 from kvpool.events.connection import StreamConnection
 from kvpool.events.guests import msgspec
+from kvpool.events.namespaces import is_text
 from kvpool.events.wire import EventBatch, ReceivedBatch, message_of
-from kvpool.numbers import whole_number
+from kvpool.numbers import INT32_MAX, positive_seconds, whole_number
 
 _decode = msgspec.msgpack.Decoder(EventBatch).decode
 
@@ -53,16 +54,16 @@ class EventSubscriber:
         replay_timeout_s: float = 1.0,
         check_interval_s: float = 1.0,
     ) -> None:
-        whole_number(hwm, "hwm", 1)
-        for name, value in (("endpoint", endpoint), ("topic", topic)):
-            if not isinstance(value, str):
-                raise TypeError(f"{name} must be a str, got {type(value).__name__}")
-        for name, seconds in (
-            ("replay_timeout_s", replay_timeout_s),
-            ("check_interval_s", check_interval_s),
-        ):
-            if not 0 < seconds < float("inf"):
-                raise ValueError(f"{name} must be finite and above 0, got {seconds}")
+        whole_number(hwm, "hwm", 1, INT32_MAX)
+        _check_endpoint(endpoint, "endpoint")
+        if replay_endpoint is not None:
+            _check_endpoint(replay_endpoint, "replay_endpoint")
+        if not isinstance(topic, str):
+            raise TypeError(f"topic must be a str, got {type(topic).__name__}")
+        if not is_text(topic):
+            raise ValueError(f"topic must be text that UTF-8 can hold, got {topic!r}")
+        positive_seconds(replay_timeout_s, "replay_timeout_s")
+        positive_seconds(check_interval_s, "check_interval_s")
         self._connection: StreamConnection | None = StreamConnection(
             endpoint, replay_endpoint, topic.encode(), hwm
         )
@@ -223,6 +224,16 @@ def read_events(
     with EventSubscriber(endpoint, replay_endpoint, topic=topic) as subscriber:
         while (batch := subscriber.read(quiet_s)) is not None:
             yield batch
+
+
+def _check_endpoint(endpoint: str, name: str) -> None:
+    if not isinstance(endpoint, str):
+        raise TypeError(f"{name} must be a str, got {type(endpoint).__name__}")
+    if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
+        raise ValueError(
+            f"{name} {endpoint!r} has port 0, by which a publisher asks for any free one: give "
+            f"what its `{name}` says"
+        )
 
 
 def _digest(payload: bytes) -> bytes:

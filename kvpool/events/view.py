@@ -17,6 +17,8 @@ from kvpool.events.wire import (
     ReceivedBatch,
 )
 from kvpool.request import ExtraKey
+from kvpool_ext.namespaces import as_namespace
+from kvpool_ext.tokens import as_tokens
 
 # Where a page hangs: below a page, or first in a namespace of that type.
 _Above = BlockHash | tuple[str, ExtraKey]
@@ -109,12 +111,17 @@ class CacheView:
             Token ids.
         extra_key : str, bytes, int or None
             Namespace.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for a bind: what are no tokens, or no namespace.
         """
+        tokens = as_tokens(prompt)
+        above: _Above = _root(None if extra_key is None else as_namespace(extra_key))
         size = self._page_size
         if size is None:
             return 0
-        tokens = np.ascontiguousarray(prompt, "<i4")
-        above: _Above = _root(extra_key)
         for begin in range(0, len(tokens) - size + 1, size):
             found = self._below.get((above, tokens[begin : begin + size].tobytes()))
             if found is None:

@@ -13,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.page_keys import KEY_BYTES
+
 Key = bytes  # 32 of them, see `kvpool.page_keys`
 
 
@@ -75,8 +77,35 @@ class Tier(Protocol):
         """Let go of connections and memory; a second close does nothing."""
 
 
-def check_rows(keys: Sequence[Key], rows: NDArray[Any]) -> None:
-    """ValueError or TypeError unless `rows` are bytes, contiguous, and one a key."""
+def check_name(name: str) -> str:
+    """`name`, if counters and messages can call a tier so; TypeError or ValueError if not."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {type(name).__name__}")
+    if not name:
+        raise ValueError("name is empty: counters and messages call the tier by it")
+    return name
+
+
+def check_keys(keys: Sequence[Key]) -> None:
+    """ValueError or TypeError unless each of `keys` is the 32 bytes of a page key."""
+    for i, key in enumerate(keys):
+        if type(key) is not bytes:
+            raise TypeError(f"keys[{i}] must be bytes, got {type(key).__name__}")
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"keys[{i}]: a page key has {KEY_BYTES} bytes, got {len(key)}")
+
+
+def check_rows(keys: Sequence[Key], rows: NDArray[Any], *, fill: bool = False) -> None:
+    """ValueError or TypeError unless `rows` are bytes, contiguous, and one a key.
+
+    Of rows to `fill` one more thing is asked: that they can be written to.
+    """
+    check_keys(keys)
+    if not isinstance(rows, np.ndarray):
+        raise TypeError(
+            "rows must be a C-contiguous uint8 array [n, record_bytes], got a "
+            f"{type(rows).__name__}"
+        )
     if rows.dtype != np.uint8 or rows.ndim != 2 or not rows.flags.c_contiguous:
         raise TypeError(
             "rows must be a C-contiguous uint8 array [n, record_bytes], got "
@@ -84,3 +113,5 @@ def check_rows(keys: Sequence[Key], rows: NDArray[Any]) -> None:
         )
     if len(rows) != len(keys):
         raise ValueError(f"{len(keys)} keys need as many rows, got {len(rows)}")
+    if fill and not rows.flags.writeable:
+        raise ValueError("rows are read-only, and records are to be read into them")

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.errors import KVCacheStateError
-from kvpool.numbers import whole_number
-from kvpool.tiers.contract import Key, check_rows
+from kvpool.numbers import INT64_MAX, positive_seconds, whole_number
+from kvpool.tiers.contract import Key, check_keys, check_name, check_rows
 from kvpool.tiers.directory import Ledger, TierDirectory
 from kvpool.tiers.file_order import FileOrder
 from kvpool.tiers.page_files import (
@@ -63,7 +63,8 @@ class FileTier:
     Raises
     ------
     ValueError
-        The directory is not empty and no tier's, or of another version; a negative capacity.
+        The directory is not empty and no tier's, or of another version; a negative capacity, a
+        time-out that is none, a path that is empty.
     OSError
         No directory there, no rights, no space, no locks.
     """
@@ -76,9 +77,10 @@ class FileTier:
         name: str = "file",
         timeout_s: float = 5.0,
     ) -> None:
-        self.name = name
-        self.capacity_bytes = whole_number(capacity_bytes, "capacity_bytes")
-        self._directory = TierDirectory(os.fspath(directory), timeout_s)
+        self.name = check_name(name)
+        self.capacity_bytes = whole_number(capacity_bytes, "capacity_bytes", 0, INT64_MAX)
+        path = _path_of(directory)
+        self._directory = TierDirectory(path, positive_seconds(timeout_s, "timeout_s"))
         self._order = FileOrder(self._directory)
         self._made: set[str] = set()
         self._counts: Counter[str] = Counter()
@@ -86,6 +88,7 @@ class FileTier:
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key has a record; no access in the order of eviction."""
+        check_keys(keys)
         names = [page_name(key) for key in keys]
         with self._directory.in_use():
             return [size_of(self._directory, name) is not None for name in names]
@@ -100,7 +103,7 @@ class FileTier:
         OSError
             The disk fails, or no descriptors are left. A record without rights is a miss.
         """
-        check_rows(keys, rows)
+        check_rows(keys, rows, fill=True)
         names = [page_name(key) for key in keys]
         with self._directory.in_use():
             found = [self._read_one(name, row) for name, row in zip(names, rows, strict=True)]
@@ -145,6 +148,7 @@ class FileTier:
         OSError
             As `write`.
         """
+        check_keys(keys)
         names = [page_name(key) for key in keys]
         answers = []
         with self._directory.in_use(), self._directory.locked() as ledger:
@@ -267,3 +271,13 @@ class FileTier:
             self._directory.make(os.path.dirname(above))
             self._directory.make(above)
             self._made.add(above)
+
+
+def _path_of(directory: str | os.PathLike[str]) -> str:
+    """A path that names something: an empty one would be the working directory."""
+    if not isinstance(directory, (str, bytes, os.PathLike)):
+        raise TypeError(f"directory must be a str or a path, got {type(directory).__name__}")
+    path = os.fsdecode(directory)
+    if not path or "\0" in path:
+        raise ValueError(f"directory must be a path, got {path!r}; '.' is the working directory")
+    return path

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from kvpool.device.pinned import pinned_bytes
 from kvpool.errors import KVCacheStateError
-from kvpool.numbers import whole_number
-from kvpool.tiers.contract import Key, check_rows
+from kvpool.numbers import INT64_MAX, whole_number
+from kvpool.tiers.contract import Key, check_keys, check_name, check_rows
 from kvpool.tiers.index import LRUIndex
 
 
@@ -53,8 +53,8 @@ class HostTier:
     def __init__(
         self, capacity_bytes: int, *, name: str = "host", pinned: bool | None = None
     ) -> None:
-        self.name = name
-        self.capacity_bytes = whole_number(capacity_bytes, "capacity_bytes")
+        self.name = check_name(name)
+        self.capacity_bytes = whole_number(capacity_bytes, "capacity_bytes", 0, INT64_MAX)
         try:
             self._memory = (
                 pinned_bytes(capacity_bytes) if pinned else np.empty(capacity_bytes, np.uint8)
@@ -74,13 +74,14 @@ class HostTier:
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key has a record; no access in the order of eviction."""
+        check_keys(keys)
         with self._lock:
             self._check_open()
             return [key in self._index for key in keys]
 
     def read(self, keys: Sequence[Key], rows: NDArray[np.uint8]) -> list[bool]:
         """Fill ``rows[i]`` with the record of ``keys[i]``, which becomes the last to go."""
-        check_rows(keys, rows)
+        check_rows(keys, rows, fill=True)
         with self._lock:
             self._check_open()
             if len(self._slots):
@@ -145,6 +146,7 @@ class HostTier:
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
         """Forget records, those that did not verify say; whether each was there."""
+        check_keys(keys)
         with self._lock:
             self._check_open()
             found = [self._index.discard(key) for key in keys]

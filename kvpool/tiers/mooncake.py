@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.numbers import whole_number
-from kvpool.tiers.contract import Key, check_rows
+from kvpool.numbers import INT64_MAX, positive_seconds, whole_number
+from kvpool.tiers.contract import Key, check_keys, check_name, check_rows
 from kvpool.tiers.mooncake_buffers import MooncakeBuffers
-from kvpool.tiers.mooncake_engine import connect, import_store
+from kvpool.tiers.mooncake_engine import LEAST_SEGMENT_BYTES, connect, import_store
 from kvpool.tiers.open_calls import OpenCalls
 
 # From here on down, and -1, it is the master that failed; above, it is the record.
@@ -41,7 +41,8 @@ class MooncakeTier:
     local_hostname : str
         Address by which other clients reach this one.
     segment_bytes : int
-        Memory that this process lends to the store for as long as the tier is open. The records in
+        Memory that this process lends to the store for as long as the tier is open: none, or 16
+        MiB and more. The records in
         it, of whatever instance, are gone when the process is.
     buffer_bytes : int
         Memory of the engine's own for transfers.
@@ -60,6 +61,8 @@ class MooncakeTier:
         Mooncake is not installed: extra ``mooncake``.
     ConnectionError
         No master or metadata server answers, or the engine refuses.
+    TypeError, ValueError
+        An address that is none, a number out of range.
 
     Notes
     -----
@@ -84,16 +87,21 @@ class MooncakeTier:
         timeout_s: float = 5.0,
     ) -> None:
         whole_number(num_replicas, "num_replicas", 1)
-        self.name = name
-        self.segment_bytes = whole_number(segment_bytes, "segment_bytes")
+        self.name = check_name(name)
+        self.segment_bytes = whole_number(segment_bytes, "segment_bytes", 0, INT64_MAX)
+        if 0 < self.segment_bytes < LEAST_SEGMENT_BYTES:
+            raise ValueError(
+                f"segment_bytes must be at least {LEAST_SEGMENT_BYTES}, which is the least that a "
+                f"store borrows, or 0, got {segment_bytes}"
+            )
         self._master = master
-        self._timeout_s = timeout_s
+        self._timeout_s = positive_seconds(timeout_s, "timeout_s")
         self._client = connect(
             metadata,
             master,
             local_hostname=local_hostname,
             segment_bytes=segment_bytes,
-            buffer_bytes=whole_number(buffer_bytes, "buffer_bytes", 1),
+            buffer_bytes=whole_number(buffer_bytes, "buffer_bytes", 1, INT64_MAX),
             protocol=protocol,
             device=device,
             timeout_s=timeout_s,
@@ -114,6 +122,7 @@ class MooncakeTier:
         ConnectionError
             The master does not answer.
         """
+        check_keys(keys)
         with self._calls.call():
             codes = self._client.batch_is_exist(_names(keys))
         self._check(codes)
@@ -130,7 +139,7 @@ class MooncakeTier:
         ConnectionError
             The master does not answer.
         """
-        check_rows(keys, rows)
+        check_rows(keys, rows, fill=True)
 
         def get(keys: Sequence[Key], places: list[int], lengths: list[int]) -> Sequence[int]:
             codes: list[int] = self._client.batch_get_into(_names(keys), places, lengths)
@@ -175,6 +184,7 @@ class MooncakeTier:
         ConnectionError
             The master does not answer.
         """
+        check_keys(keys)
         with self._calls.call():
             # Forced: a lease would keep a record that did not verify.
             codes = self._client.batch_remove(_names(keys), True)

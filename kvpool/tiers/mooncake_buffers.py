@@ -128,7 +128,8 @@ class MooncakeBuffers:
         if code:
             raise ValueError(
                 f"Mooncake does not register {place[1]} bytes at {place[0]:#x} (code {code}): a "
-                "buffer that overlaps them is registered already, or they cannot be pinned"
+                "buffer that overlaps them is registered already, they cannot be pinned, or the "
+                "metadata server does not answer"
             )
 
 

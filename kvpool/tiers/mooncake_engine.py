@@ -18,6 +18,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+# What the engine's allocator takes at least.
+LEAST_SEGMENT_BYTES = 16 << 20
+_HIGHEST_PORT = 65535
 # Else it tells of each step on stderr. Read where the library is loaded.
 _QUIET = {"MC_LOG_LEVEL": "ERROR"}
 # One more try, for a port that another client took meanwhile.
@@ -40,13 +43,28 @@ def connect(
 
     Raises
     ------
+    TypeError, ValueError
+        Arguments that are no text, or no addresses.
     ImportError
         The package is missing, or a library that it needs.
     ConnectionError
         No master or metadata server answers, or they refuse this client.
     """
+    for name, text in (
+        ("metadata", metadata),
+        ("master", master),
+        ("local_hostname", local_hostname),
+        ("protocol", protocol),
+        ("device", device),
+    ):
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be a str, got {type(text).__name__}")
+        if not text and name != "device":
+            raise ValueError(f"{name} is empty: docs/howto/mooncake.md says what belongs there")
+    _check_metadata(metadata)
+    host, port = _host_and_port(master)
     store = import_store()
-    _ask_master(master, timeout_s)
+    _ask_master(host, port, timeout_s)
     _ask_metadata(metadata, timeout_s)
     client = store.MooncakeDistributedStore()
     seconds = str(math.ceil(timeout_s))
@@ -86,16 +104,32 @@ def import_store() -> Any:
     return mooncake.store
 
 
-def _ask_master(master: str, timeout_s: float) -> None:
+def _check_metadata(metadata: str) -> None:
+    # The engine would take what has no scheme for an etcd, and wait ten seconds for it, twice.
+    if "://" not in metadata and metadata != "P2PHANDSHAKE":
+        raise ValueError(
+            f"metadata must be a URL such as 'http://host:8080/metadata' or 'etcd://host:2379', "
+            f"got {metadata!r}"
+        )
+
+
+def _host_and_port(master: str) -> tuple[str, int]:
     host, _, port = master.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()):
-        raise ValueError(f"master must be 'host:port', got {master!r}")
+    is_number = port.isascii() and port.isdigit() and len(port) <= len(str(_HIGHEST_PORT))
+    if not host or "/" in host or not is_number or not 0 < int(port) <= _HIGHEST_PORT:
+        raise ValueError(
+            f"master must be 'host:port' with a port in 1 .. {_HIGHEST_PORT}, got {master!r}"
+        )
+    return host, int(port)
+
+
+def _ask_master(host: str, port: int, timeout_s: float) -> None:
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+        socket.create_connection((host.strip("[]"), port), timeout_s).close()
     except OSError as error:
         raise ConnectionError(
-            f"no Mooncake master answers at {master} within {timeout_s} s ({error}): start one "
-            "with mooncake_master --rpc_port"
+            f"no Mooncake master answers at {host}:{port} within {timeout_s} s ({error}): start "
+            "one with mooncake_master --rpc_port"
         ) from None
 
 

@@ -86,14 +86,16 @@ class TierSettings:
 
 def check_tiers(tiers: Sequence[Tier]) -> list[Tier]:
     """A list of `tiers`; TypeError or ValueError for what cannot be one."""
+    if isinstance(tiers, Tier):
+        raise TypeError(f"tiers must be a sequence of them, got one {type(tiers).__name__}")
     found = list(tiers)
     if not found:
         raise ValueError("tiers is empty, expected at least one tier")
     for tier in found:
         if not isinstance(tier, Tier):
             raise TypeError(
-                f"a tier has name, exists, read, write, register, unregister, stats and close; "
-                f"{type(tier).__name__} has not"
+                "a tier has name, exists, read, write, remove, register, unregister, stats and "
+                f"close; {type(tier).__name__} has not"
             )
     names = [tier.name for tier in found]
     if len(set(names)) < len(names):

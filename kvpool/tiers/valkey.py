@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.tiers.contract import Key, check_rows
+from kvpool.numbers import positive_seconds
+from kvpool.tiers.contract import Key, check_keys, check_name, check_rows
 from kvpool.tiers.open_calls import OpenCalls
 
 _COUNTED = ("read_records", "missed_records", "written_records", "refused_records")
@@ -35,35 +36,40 @@ class ValkeyTier:
     Raises
     ------
     ImportError, ConnectionError
-        The client is not installed (extra ``valkey``); no server answers.
+        The client is not installed (extra ``valkey``); no server answers, or it refuses.
+    TypeError, ValueError
+        A URL that is none, a time-out that is none.
     """
 
     def __init__(self, url: str, *, name: str = "valkey", timeout_s: float = 5.0) -> None:
+        self.name = check_name(name)
+        self._timeout_s = positive_seconds(timeout_s, "timeout_s")
+        if not isinstance(url, str):
+            raise TypeError(f"url must be a str, got {type(url).__name__}")
         try:
             import valkey
         except ImportError as error:
             raise ImportError("a ValkeyTier needs valkey: install kvpool[valkey]") from error
-        self.name = name
         place = urlsplit(url)  # without the password that it may have
-        self._place = f"{place.hostname}:{place.port or 6379}"
+        self._place = f"{place.hostname}:{place.port or 6379}" if place.hostname else place.path
         self._errors = valkey.exceptions
         self._client: Any = valkey.Valkey.from_url(
             url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
         )
         self._calls = OpenCalls(f"tier {name!r}")
-        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._ask(lambda pipe: pipe.ping())
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether each key has a record; for the server that is a use."""
+        check_keys(keys)
         found = self._ask(lambda pipe: [pipe.exists(_name(key)) for key in keys])
         return [number == 1 for number in found]
 
     def read(self, keys: Sequence[Key], rows: NDArray[np.uint8]) -> list[bool]:
         """Fill ``rows[i]`` with the record of ``keys[i]``; one of another length is none."""
-        check_rows(keys, rows)
+        check_rows(keys, rows, fill=True)
         values = self._ask(lambda pipe: [pipe.get(_name(key)) for key in keys])
         length = rows.shape[1]
         answers = [isinstance(value, bytes) and len(value) == length for value in values]
@@ -84,6 +90,7 @@ class ValkeyTier:
 
     def remove(self, keys: Sequence[Key]) -> list[bool]:
         """Forget records; whether each was there."""
+        check_keys(keys)
         found = self._ask(lambda pipe: [pipe.unlink(_name(key)) for key in keys])
         return [number == 1 for number in found]
 
@@ -104,14 +111,32 @@ class ValkeyTier:
             self._client.close()
 
     def _ask(self, commands: Any) -> list[Any]:
-        """The answers to a pipeline of commands, errors of single ones among them."""
+        """The answers to a pipeline of commands; of errors only those that are about one record.
+
+        Raises
+        ------
+        ConnectionError
+            No answer, or the server refuses this client: no rights, read-only, loading.
+        """
         with self._calls.call():
             pipe = self._client.pipeline(transaction=False)
             try:
                 commands(pipe)
-                return list(pipe.execute(raise_on_error=False))
+                answers = list(pipe.execute(raise_on_error=False))
             except (self._errors.ConnectionError, self._errors.TimeoutError) as error:
                 raise ConnectionError(f"no answer from {self._place}: {error}") from None
+            except self._errors.ResponseError as error:  # to what opens a connection
+                raise ConnectionError(f"{self._place} refuses: {error}") from None
+            for answer in answers:
+                if isinstance(answer, Exception) and not self._is_of_one_record(answer):
+                    raise ConnectionError(f"{self._place} refuses: {answer}")
+            return answers
+
+    def _is_of_one_record(self, error: Exception) -> bool:
+        """Whether it says that there is no room, or that a key is in other use."""
+        return isinstance(error, self._errors.OutOfMemoryError) or str(error).startswith(
+            "WRONGTYPE"
+        )
 
     def _count(self, done: str, not_done: str, answers: list[bool]) -> None:
         with self._lock:
