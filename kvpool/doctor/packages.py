@@ -16,7 +16,7 @@ CUPY_PACKAGES = (
     *("cupy-rocm-7-0", "cupy-rocm-5-0"),
 )
 
-USER_EXTRAS = ("demo", "cli", "metrics")
+USER_EXTRAS = ("demo", "cli", "metrics", "events", "mooncake", "valkey", "transformers")
 """Extras of kvpool that have nothing to do with a GPU, and are not for its developers."""
 
 

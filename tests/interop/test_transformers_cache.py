@@ -219,6 +219,27 @@ def test_rows_are_inserted_up_to_their_end_of_text(model, pool):
     assert pool.stats()["prefix_insert_tokens"] == sum(length // PAGE * PAGE for length in rows)
 
 
+def test_cache_of_two_turns_equals_and_inserts_both(model, pool):
+    ids = random_ids(1, 9)
+    twin = DynamicCache(config=model.config)
+    answer = generated(model, twin, ids)
+    end = answer[0, 9 + 3].item()
+    model.generation_config.eos_token_id = end  # the first turn ends in it
+    try:
+        twin = DynamicCache(config=model.config)
+        with PoolCache(model, pool, ids) as cache:
+            answers = [generated(model, each, ids) for each in (cache, twin)]
+            question = torch.cat([answers[1], random_ids(1, 5, seed=1)], dim=1)
+            answers += [generated(model, each, question) for each in (cache, twin)]
+            length = cache.get_seq_length()
+    finally:
+        model.generation_config.eos_token_id = None
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[2], answers[3])
+    assert answers[0][0, -1] == end
+    assert pool.stats()["prefix_insert_tokens"] == length // PAGE * PAGE > 16
+
+
 def test_namespaces_share_nothing(model, pool):
     ids = random_ids(1, 9)
     generate(model, pool, ids, extra_key="a", max_new_tokens=2)

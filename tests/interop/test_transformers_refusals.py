@@ -242,3 +242,28 @@ def test_pool_that_closes_first_leaves_a_cache_that_says_so(model, make_pool):
         cache.finish()
     cache.close()
     assert not model.get_decoder()._forward_pre_hooks
+
+
+def test_what_a_tokenizer_returns_is_taken_apart_by_the_caller(model, pool):
+    for given in ([[1, 2]], None, {"input_ids": random_ids(1, 4)}):
+        with pytest.raises(TypeError, match=r"input_ids must be a torch\.Tensor \[batch"):
+            generate(model, pool, given, max_new_tokens=2)
+
+
+def test_generation_without_a_cache_is_refused(model, pool):
+    settings = transformers.GenerationConfig(use_cache=False)
+    for options in ({"use_cache": False}, {"generation_config": settings}):
+        with pytest.raises(ValueError, match="with a cache, got use_cache=False"):
+            generate(model, pool, random_ids(1, 4), max_new_tokens=2, **options)
+
+
+def test_dropout_in_training_is_refused(make_pool, model):
+    dropping = random_model(num_hidden_layers=2, attention_dropout=0.5)
+    pool = pool_for(make_pool, dropping)
+    ids = random_ids(1, 4)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 2}
+    with pytest.raises(ValueError, match=r"training mode, where \{'attention_dropout': 0.5\}"):
+        generate(dropping.train(), pool, ids, **options)
+    generate(dropping.eval(), pool, ids, **options)
+    still = random_model(num_hidden_layers=2).train()  # without dropout nothing is random
+    generate(still, pool_for(make_pool, still), ids, **options)

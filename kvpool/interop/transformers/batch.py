@@ -262,11 +262,16 @@ class PoolBatch:
         self.rows.unbind()
 
     def _end_of_text(self, row: int, past: int) -> int:
-        """Column behind the first end of text that was generated: what follows only fills up."""
-        length = self.rows.prompts.length
-        for index, token in enumerate(self.rows.continuations[row]):
-            if token in self._eos_token_ids:
-                return min(past, length + index + 1)
+        """Column behind the end of text that the row ends with, without what only fills it up."""
+        length, ends = self.rows.prompts.length, self._eos_token_ids
+        tokens = self.rows.continuations[row][: max(past - length, 0)]
+        # One token fills it up. A cache of several turns has ends of text in between, too.
+        fill = len(tokens) - 1
+        while fill > 0 and tokens[fill - 1] == tokens[-1]:
+            fill -= 1
+        for index in (fill - 1, fill):
+            if index >= 0 and tokens[index] in ends:
+                return length + index + 1
         return past
 
 

@@ -13,9 +13,11 @@ from kvpool.interop.transformers.batch import PoolBatch
 from kvpool.interop.transformers.fetching import fetch_prefixes
 from kvpool.interop.transformers.guest import Cache
 from kvpool.interop.transformers.layers import PoolLayer
+from kvpool.interop.transformers.leftovers import sweep
 from kvpool.interop.transformers.models import check_model
 from kvpool.interop.transformers.prompts import Prompts, host_array
 from kvpool.interop.transformers.rows import BatchRows
+from kvpool.interop.transformers.weights import check_weights
 from kvpool.numbers import whole_number
 
 if TYPE_CHECKING:
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
 
 
 class PoolCache(Cache):  # type: ignore[misc]
-    """K and V of one batch of prompts, for one call of ``model.generate``, in the pages of a pool.
+    """K and V of one batch of prompts in the pages of a pool, for ``model.generate``.
 
     Making it binds the prompts, and what the pool has of them already is its first content:
     `generate` computes the rest only. As a context manager it inserts what was computed when its
     block ends well, so that the next prompt that begins the same way finds it; after an exception
-    it only gives its pages back.
+    it only gives its pages back, as does one that is dropped: if another thread drops it than the
+    one that made the pool's last cache, its pages come back with the pool's next cache.
 
     ::
 
@@ -59,7 +62,8 @@ class PoolCache(Cache):  # type: ignore[misc]
         Rows that ``generate`` will make of each prompt: its `num_beams` or
         `num_return_sequences`. By default they are made when it comes with them.
     extra_key : str, bytes, int or None
-        Namespace: give one to each model, adapter or tenant that uses the same pool.
+        Namespace: give one to each model, adapter or tenant that uses the same pool. A model with
+        other weights than those that a namespace is for is refused.
     priority : int
         Of what will be inserted; lower is evicted first.
     prefetch_timeout_s : float
@@ -101,6 +105,8 @@ class PoolCache(Cache):  # type: ignore[misc]
         # `generate` makes a mask of these where it is given none.
         pad_token_ids = _ids(defaults.pad_token_id) - eos_token_ids
         prompts = Prompts.of(input_ids, attention_mask, pad_token_ids)
+        sweep(pool)
+        check_weights(model, pool, extra_key)
         fetch_prefixes(pool, prompts.tokens, extra_key, prefetch_timeout_s)
         self._make_rows: Callable[[], BatchRows] = lambda: BatchRows(
             pool,
@@ -115,18 +121,24 @@ class PoolCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[PoolLayer(self._batch, i) for i in range(pool.num_layers)])
         this = weakref.ref(self)
 
-        def look(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            cache = kwargs.get("cache", kwargs.get("past_key_values"))
-            if not isinstance(cache, PoolCache) or cache is not this():
+        def look(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+            mine = this()
+            if mine is None:  # dropped without an end
+                hook.remove()
+            # Without kwargs: the hook comes or goes by another thread in this moment.
+            if mine is None or kwargs is None:
+                return None
+            batch: PoolBatch = mine._batch
+            if kwargs.get("cache", kwargs.get("past_key_values")) is not mine:
                 return None
             kwargs.update(zip(names, args, strict=False))
-            num_known = cache._batch.begin(kwargs)
+            num_known = batch.begin(kwargs)
             for name in ("input_ids", "position_ids"):
                 if num_known:
                     kwargs[name] = kwargs[name][:, num_known:]
             return (), kwargs
 
-        self._hook = decoder.register_forward_pre_hook(look, with_kwargs=True)
+        self._hook = hook = decoder.register_forward_pre_hook(look, with_kwargs=True)
 
     def __enter__(self) -> PoolCache:
         return self

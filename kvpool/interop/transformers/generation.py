@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from kvpool.interop.torch import Tensor
+from kvpool.interop.torch import Tensor, import_torch
 from kvpool.interop.transformers.cache import PoolCache
 
 if TYPE_CHECKING:
@@ -46,8 +46,17 @@ def generate(
     KVCacheExhaustedError
         The pages cannot be had; then nothing is bound.
     ValueError
-        See `PoolCache`; or `options` bring another cache.
+        See `PoolCache`; or `options` bring another cache, or want none.
+    TypeError
+        `input_ids` is no tensor.
     """
+    if not isinstance(input_ids, import_torch().Tensor):
+        raise TypeError(
+            f"input_ids must be a torch.Tensor [batch, length], got {type(input_ids).__name__}: "
+            "of what a tokenizer returns, give input_ids and attention_mask"
+        )
+    if _setting(model, options, "use_cache") is False:
+        raise ValueError("generate over a pool is with a cache, got use_cache=False")
     others = {"cache", "past_key_values", "cache_implementation"} & set(options)
     if others:
         raise ValueError(f"generate over a pool makes the cache itself, got {sorted(others)}")

@@ -33,6 +33,8 @@ def check_model(model: Any, pool: KVCachePool) -> None:
     """
     config = model.config.get_text_config(decoder=True)
     _check_attention(config)
+    if getattr(model, "training", False):
+        _check_dropout(config)
     layout = KVCacheLayout.from_config(config)
     expected = (layout.num_layers, layout.num_kv_heads, layout.head_dim)
     got = (pool.num_layers, pool.num_kv_heads, pool.head_dim)
@@ -77,6 +79,18 @@ def _check_attention(config: Any) -> None:
         raise ValueError(
             f"{name}: with {bad[0]!r} rotary positions K of a token depends on how long its "
             "sequence is, so a prefix cannot be reused"
+        )
+
+
+def _check_dropout(config: Any) -> None:
+    rates = {
+        name: value
+        for name, value in config.to_dict().items()
+        if "drop" in name and isinstance(value, float) and value > 0
+    }
+    if rates:
+        raise ValueError(
+            f"the model is in training mode, where {rates} makes K and V random: call model.eval()"
         )
 
 

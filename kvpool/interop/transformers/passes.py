@@ -6,9 +6,11 @@ the slots of a single row follow each other, else into one buffer for all layers
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvpool.dtypes import FLOAT_DTYPES, dtype_name
 from kvpool.interop.torch import Tensor, import_torch, pool_tensors, tensor_of
@@ -81,12 +83,19 @@ class ForwardPass:
         if self._writes:
             self._write_slots = step.window_slot_indices(self._starts, counts)
         self._read_slots = self._columns(pads)
-        self._in_place = slots_in_a_row(rows.pool, self._read_slots) if len(pads) == 1 else None
-        if self._in_place is None:
+        # Of each layer, if K and V are read in place: made for all of them in one call of torch.
+        self._in_place: list[tuple[Tensor, Tensor]] | None = None
+        place = slots_in_a_row(rows.pool, self._read_slots) if len(pads) == 1 else None
+        if place is None:
             self._out = buffer.views(len(pads), end)
             self._found = tuple(tensor_of(array).transpose(1, 2) for array in self._out)
         else:
-            self._tensors = pool_tensors(rows.pool)
+            tensors = pool_tensors(rows.pool)
+            k, v = (
+                cache[:, None, place].transpose(2, 3).unbind()
+                for cache in (tensors.key_cache, tensors.value_cache)
+            )
+            self._in_place = [*zip(k, v, strict=True)]
 
     def _columns(self, pads: list[int]) -> Any:
         """Slots of columns ``[0, end)`` of each row, int64 on the device; padding reads zeros."""
@@ -120,9 +129,7 @@ class ForwardPass:
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of columns ``[0, end)`` of a layer, in the compute dtype of the pool."""
         if self._in_place is not None:
-            layers = (self._tensors.key_layer(layer), self._tensors.value_layer(layer))
-            k, v = (each[self._in_place].transpose(0, 1)[None] for each in layers)
-            return k, v
+            return self._in_place[layer]
         # Padded: where columns are padding, a row has fewer positions than there are columns.
         self._step.get(layer, self.end, padded=True, slots=self._read_slots, out=self._out)
         k, v = self._found
@@ -131,6 +138,8 @@ class ForwardPass:
     def _write(self, layer: int, k: Tensor, v: Tensor) -> None:
         if self._written is not None:
             k, v = (rows.flatten(0, 1).index_select(0, self._written) for rows in (k, v))
+        if k.device.type == "cpu":
+            k, v = array_of(k), array_of(v)
         self._step.put(
             layer, self._starts, k, v, qo_indptr=self._qo_indptr, slots=self._write_slots
         )
@@ -150,10 +159,27 @@ def slots_in_a_row(pool: KVCachePool, slots: Any) -> slice | None:
     return slice(int(slots[0]), int(slots[-1]) + 1)
 
 
+def array_of(tensor: Tensor) -> NDArray[Any]:
+    """A CPU tensor of floats as an array over its memory, in a tenth of what DLPack takes."""
+    tensor = tensor.detach()
+    if tensor.dtype == import_torch().bfloat16:
+        found: NDArray[Any] = tensor.view(import_torch().int16).numpy()
+        return found.view(FLOAT_DTYPES["bfloat16"])
+    found = tensor.numpy()
+    return found
+
+
+@functools.cache
+def _float_dtypes() -> frozenset[Any]:
+    return frozenset(getattr(import_torch(), name) for name in FLOAT_DTYPES)
+
+
 def check_kv(layer: int, k: Tensor, v: Tensor, expected: tuple[int, ...]) -> None:
     """ValueError for K and V that are not ``[rows, heads, tokens, head_dim]`` as `expected`."""
+    if k.shape == v.shape == expected and {k.dtype, v.dtype} <= _float_dtypes():
+        return
     for name, given in (("key_states", k), ("value_states", v)):
-        if tuple(given.shape) != expected or dtype_name(given.dtype) not in FLOAT_DTYPES:
+        if given.shape != expected or dtype_name(given.dtype) not in FLOAT_DTYPES:
             raise ValueError(
                 f"Invalid {name} of layer {layer}: expected {list(expected)} of "
                 f"{', '.join(FLOAT_DTYPES)}, got {list(given.shape)} of {dtype_name(given.dtype)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvpool.interop.transformers.leftovers import give_back
 from kvpool.interop.transformers.prompts import Prompts
 from kvpool.numbers import whole_number
 
@@ -50,8 +51,8 @@ class BatchRows:
         extra_key: ExtraKey,
         priority: int,
     ) -> None:
-        self.pool, self.prompts = pool, prompts
         self.request_ids: list[int] = []
+        self.pool, self.prompts = pool, prompts
         # Of each row: its prompt, and the ids that followed it.
         self.prompt_of: list[int] = []
         self.continuations: list[list[int]] = []
@@ -190,8 +191,11 @@ class BatchRows:
         return num_inserted
 
     def unbind(self) -> None:
-        """Give back what the rows hold; nothing is inserted."""
-        request_ids, self.request_ids = self.request_ids, []
-        for request_id in request_ids:
-            if not self.pool.closed and self.pool.is_bound(request_id):
-                self.pool.unbind_request(request_id)
+        """Give back what the rows hold; nothing is inserted. Never an error."""
+        give_back(self.pool, self.request_ids)
+        self.request_ids = []
+
+    def __del__(self) -> None:
+        # Of a cache that nobody closed, in whatever thread.
+        if self.request_ids:
+            self.unbind()
