@@ -54,6 +54,7 @@ def test_a_good_tier_below_makes_up_for_it_and_the_bad_one_recovers(make_pool, f
     attach(pool, upper, lower)
     assert pool.prefetch(PROMPT).wait(20) == 40
     assert matches(pool, PROMPT) == 40
+    assert pool.tiers.flush(20), "what comes up again is written by then"
     pool.close()
     upper.fault = ""
     # What had been damaged was brought up again, or was sound all the time.
