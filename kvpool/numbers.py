@@ -56,6 +56,15 @@ def positive_seconds(value: Any, name: str) -> float:
     return float(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with what it counts.
+
+    >>> counted(1, "token"), counted(12_031, "request")
+    ('1 token', '12,031 requests')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def shown(value: int) -> str:
     """`value` in digits, or how long it is: Python refuses to print more than 4,300 of them."""
     if -(1 << _MANY_BITS) < value < 1 << _MANY_BITS:

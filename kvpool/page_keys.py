@@ -97,13 +97,14 @@ class PageKeys:
         """
         keys: list[bytes] = []
         rows = np.ascontiguousarray(tokens, "<i4")
+        row_bytes = 4 * self.page_size
         for begin in range(0, len(rows), _PAGES_AT_ONCE):
             if pause and begin:
                 time.sleep(_PAUSE_S)
-            for row in rows[begin : begin + _PAGES_AT_ONCE]:
-                digest = sha256(above)
-                digest.update(row.data)
-                above = digest.digest()
+            # Bytes are joined before they are hashed: three calls a page take half as long again.
+            data = rows[begin : begin + _PAGES_AT_ONCE].tobytes()
+            for start in range(0, len(data), row_bytes):
+                above = sha256(above + data[start : start + row_bytes]).digest()
                 keys.append(above)
         return keys
 

@@ -109,8 +109,9 @@ def test_a_capacity_that_holds_no_request_is_said_and_the_others_go_on(trace):
     assert some["num_requests"] == 40
     assert some["hit_rate"] > 0
     text = run(trace, "--capacity", "4", "--page-size", 4, "--block-size", 8)
-    assert text.exit_code == 0
     assert "40 requests larger than the pool" in text.stdout
+    assert text.exit_code == 1
+    assert "no request fits: the largest pool has 4 tokens, and the longest" in text.stderr
 
 
 # ---- capacities
@@ -199,7 +200,7 @@ def test_malformed_lines_are_named_and_change_the_exit_code(tmp_path):
     assert document["num_requests"] == 2
     assert document["malformed"][0]["line"] == 2
     assert "line 2: tokens: token ids are at least 0, got -1" in result.stderr
-    assert "1 malformed lines were skipped" in result.stderr
+    assert "skipped 1 malformed line\n" in result.stderr
     strict = run(path, "--json", "--strict")
     assert strict.exit_code == 1
     assert "line 2: tokens: token ids" in strict.stderr

@@ -9,7 +9,7 @@ pytest.importorskip("typer", reason="the command line needs the extra cli")
 from typer.testing import CliRunner
 
 from kvpool.cli import app
-from tests.helpers.traces import random_lines, write_trace
+from tests.helpers.traces import hashed, random_lines, write_trace
 
 POOL = ("--capacity", "60", "--page-size", "4", "--block-size", "4")
 
@@ -76,6 +76,15 @@ def test_bytes_are_said_where_a_token_has_a_price(trace):
     assert "KiB of K and V" in result.stdout
 
 
+def test_one_of_a_kind_is_said_in_the_singular(tmp_path):
+    path = write_trace(tmp_path, [hashed(4, [1]), hashed(16, [1, 2, 3, 4])])
+    result = run(path, "--capacity", 8, "--page-size", 4, "--block-size", 4, "--instances", 2)
+    assert "1 request larger than the pool (16 prompt tokens) left out" in result.stdout
+    assert "\n1 request in " in result.stdout
+    bad = run(path, "--capacity", 1)
+    assert "a capacity of 1 token holds no page of 16" in bad.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -111,6 +120,10 @@ def test_bad_options_are_said_before_anything_is_read(arguments, message):
         (
             ["--capacity", "60,90,200", "--instances", "1,2", "--route", "round-robin,prefix"],
             ["capacity of each instance in tokens", "1 instance", "2 instances, prefix"],
+        ),
+        (
+            ["--capacity", "60,90", "--instances", "1,2", "--remote-tier", "none,20,unbounded"],
+            ["2 instances, round-robin, shared store unbounded", "unbounded: "],
         ),
         (
             ["--capacity", "60", "--instances", "2", "--remote-tier", "20,40,80"],

@@ -8,7 +8,7 @@ from kvpool.tiers.index import LRUIndex
 
 KEYS = st.sampled_from([bytes([i]) for i in range(6)])
 STEPS = st.one_of(
-    st.tuples(st.just("put"), KEYS, st.integers(0, 12)),
+    st.tuples(st.sampled_from(["put", "put_new"]), KEYS, st.integers(0, 12)),
     st.tuples(st.sampled_from(["get", "touch", "discard", "evict"]), KEYS, st.just(0)),
 )
 
@@ -63,6 +63,12 @@ def test_index_is_the_slow_one(capacity, steps):
     for number, (step, key, size) in enumerate(steps, 1):
         if step == "put":
             assert index.put(key, number, size) == slow.put(key, number, size)
+        elif step == "put_new":
+            keys = [key, bytes(1), key]
+            index.put_new(keys, number, size)
+            for each in keys:
+                if slow.find(each) is None:
+                    slow.put(each, number, size)
         elif step == "touch":
             assert index.touch(key) == (slow.get(key) is not None)
         elif step == "evict":

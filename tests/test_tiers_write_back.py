@@ -59,11 +59,37 @@ def test_a_page_that_is_there_is_not_written_again(make_pool):
     assert {verb for verb, _ in tier.calls} == {"exists"}
     assert attached.stats()["write_known"] == 10
     tier.calls.clear()
-    # Gone and come again: known, and not even asked.
+    # Gone and come again: what the tier had when it was last heard of, it may not have any more.
     pool.free((pool.radix.evict(40)[:, None] * 4 + np.arange(4)).ravel())
     serve_prints(pool, PROMPT)
     assert attached.flush(20)
-    assert tier.calls == []
+    assert tier.calls == [("exists", 10)]
+
+
+def test_what_a_tier_let_go_of_is_written_when_it_comes_again(make_pool):
+    tier = MemoryTier()
+    pool = tier_pool(make_pool)
+    attached = attach(pool, tier)
+    serve_prints(pool, PROMPT)
+    assert attached.flush(20)
+    tier.remove(list(tier.records)[1:])
+    pool.free((pool.radix.evict(40)[:, None] * 4 + np.arange(4)).ravel())
+    # The first page is there, the second one is asked for and is not, the others nobody asks for.
+    with pool.prefetch(PROMPT[:12]) as fetched:
+        assert fetched.wait(20) == 4
+    serve_prints(pool, PROMPT)
+    assert attached.flush(20)
+    assert len(tier.records) == 10
+
+
+def test_a_flush_of_what_a_tier_has_already_is_done(make_pool):
+    tier = MemoryTier()
+    fill_tiers(make_pool, [PROMPT], tier)
+    pool = tier_pool(make_pool)
+    attached = attach(pool, tier, write="evict")
+    serve_prints(pool, PROMPT)
+    assert attached.flush(20)
+    assert attached.stats()["write_known"] == 10
 
 
 def test_what_a_prefetch_brought_is_not_written_back_where_it_came_from(make_pool):

@@ -12,6 +12,7 @@ from kvpool.cli.help import examples, paragraphs
 from kvpool.cli.output import CommandError, error_console, print_json
 from kvpool.cli.replay_cells import Costs, make_cells, make_fleets
 from kvpool.cli.replay_output import progress_bar, show_report
+from kvpool.numbers import counted
 from kvpool.replay import Cell, Replay, ReplayOptions, ReplayReport, TraceError
 from kvpool.replay.fleet import ROUTES, WRITES
 from kvpool.replay.plot import plot as draw
@@ -34,11 +35,12 @@ def replay(
         str | None, typer.Option(help="Instead: bytes for K and V, a list: 20GiB,40GiB.")
     ] = None,
     bytes_per_token: Annotated[
-        str | None, typer.Option(help="What one token costs, with --memory or tiers.")
+        str | None,
+        typer.Option(help="Bytes of K and V of one token: 128KiB; with --memory or tiers."),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="Instead: the config.json of a model, whose tokens they hold."),
+        typer.Option(help="Instead: the config.json of a model, which says what a token costs."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of K and V, with --config.")] = "bfloat16",
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks, with --config.")] = 1,
@@ -51,7 +53,11 @@ def replay(
         str, typer.Option(help="Instances with such a pool each, a list: 1,4.")
     ] = "1",
     route: Annotated[
-        str, typer.Option(help=f"Which instance serves a request, a list of: {', '.join(ROUTES)}.")
+        str,
+        typer.Option(
+            help="Who serves a request: each in turn, or who has most of its prompt; a list of: "
+            f"{', '.join(ROUTES)}."
+        ),
     ] = ROUTES[0],
     host_tier: Annotated[
         str,
@@ -142,10 +148,12 @@ def replay(
     for line, reason in report.malformed:
         say.print(f"line {line}: {reason}", markup=False, soft_wrap=True)
     if report.num_malformed:
-        say.print(f"{report.num_malformed:,} malformed lines were skipped", soft_wrap=True)
+        number = counted(report.num_malformed, "malformed line")
+        say.print(f"skipped {number}", soft_wrap=True)
     if interrupted:
         say.print("interrupted: these are the figures until then", soft_wrap=True)
         raise typer.Exit(INTERRUPTED)
+    _check_that_some_fit(report)
     if plot is not None:
         _draw(report, plot)
     if report.num_malformed:
@@ -172,9 +180,9 @@ def register(app: typer.Typer) -> None:
             are memory below them, in which pages are found that the pool had to evict, or that
             another instance computed. All combinations are replayed.
 
-            Exit codes: 0, done; 1, bad input; 3, done, but malformed lines were skipped (with
-            --strict the first one is bad input); 130, interrupted, with the figures until then and
-            no picture.
+            Exit codes: 0, done; 1, bad input, or no request fits a pool; 3, done, but malformed
+            lines were skipped (with --strict the first one is bad input); 130, interrupted, with
+            the figures until then and no picture.
             """
         ),
         epilog=examples(
@@ -198,6 +206,16 @@ def _check_plot(path: Path, cells: list[Cell]) -> None:
         raise CommandError(f"--plot: no such directory: {path.absolute().parent}")
     if find_spec("matplotlib") is None:
         raise CommandError("--plot needs matplotlib: pip install 'kvpool[cli]'")
+
+
+def _check_that_some_fit(report: ReplayReport) -> None:
+    """After the figures, which are all empty."""
+    if not any(result.num_requests for result in report.results):
+        largest = max(result.num_pages * result.cell.page_size for result in report.results)
+        raise CommandError(
+            f"no request fits: the largest pool has {counted(largest, 'token')}, and the longest "
+            f"request {report.longest_request:,}: take a larger --capacity"
+        )
 
 
 def _draw(report: ReplayReport, path: Path) -> None:

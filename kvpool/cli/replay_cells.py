@@ -110,13 +110,13 @@ def make_cells(
 
 
 def _page_size(text: str) -> int:
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"expected tokens per page such as 16, got {text!r}")
     return int(text)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"expected a number of instances such as 4, got {text!r}")
     return int(text)
 

@@ -18,6 +18,7 @@ from kvpool.cli.replay_settings import (
     short,
     varying,
 )
+from kvpool.numbers import counted
 from kvpool.replay import Progress as News
 from kvpool.replay import ReplayReport
 
@@ -89,14 +90,15 @@ def show_report(report: ReplayReport) -> None:
 
 def _about(report: ReplayReport) -> str:
     options = report.options
-    text = f"{report.trace}: {report.num_requests:,} requests, {report.prompt_tokens:,} prompt"
+    text = f"{report.trace}: {counted(report.num_requests, 'request')}, "
+    text += f"{report.prompt_tokens:,} prompt"
     text += (
         " tokens (outputs left out)"
         if options["prompts_only"]
         else f" and {report.output_tokens:,} output tokens"
     )
     if options["window"] > 1:
-        text += f"; up to {options['window']} in flight"
+        text += f"; up to {options['window']:,} in flight"
         text += (
             " an instance"
             if any(result.cell.fleet.instances > 1 for result in report.results)
@@ -139,25 +141,26 @@ def _meanings() -> Iterator[str]:
 def _remarks(report: ReplayReport) -> Iterator[str]:
     for result in report.results:
         if not result.complete:
-            count = result.num_requests + result.too_large
-            yield f"{result.cell}: interrupted after {count:,} requests"
+            count = counted(result.num_requests + result.too_large, "request")
+            yield f"{result.cell}: interrupted after {count}"
         if result.too_large:
             yield (
-                f"{result.cell}: {result.too_large:,} requests larger than the pool "
-                f"({result.too_large_tokens:,} prompt tokens) are left out"
+                f"{result.cell}: {counted(result.too_large, 'request')} larger than the pool "
+                f"({counted(result.too_large_tokens, 'prompt token')}) left out"
             )
         if result.waited:
-            yield f"{result.cell}: {result.waited:,} requests waited for room"
+            yield f"{result.cell}: {counted(result.waited, 'request')} waited for room"
     worst = max(report.results, key=lambda result: result.cut_tokens)
     if worst.cut_tokens:
         yield (
-            f"{worst.cell}: {worst.cut_requests:,} prompts cached to their end had "
-            f"{worst.cut_tokens:,} tokens computed again, for the logits of their last position; "
+            f"{worst.cell}: {counted(worst.cut_requests, 'prompt')} cached to their end had "
+            f"{counted(worst.cut_tokens, 'token')} computed again, for the logits of their last "
+            "position; "
             f"without, hits {worst.uncut_hit_rate:.5f}"
         )
     seconds = sum(result.seconds for result in report.results)
     total = sum(result.num_requests for result in report.results)
-    yield f"{total:,} requests in {seconds:.1f} s, with reading and making tokens"
+    yield f"{counted(total, 'request')} in {seconds:.1f} s, with reading and making tokens"
 
 
 def _whole(rate: float | None) -> int | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvpool.numbers import counted
+
 if TYPE_CHECKING:
     from kvpool.explain.explanation import EvictedRun, Explanation, NearestSequence
 
@@ -20,7 +22,7 @@ def sentences(why: Explanation) -> list[str]:
 def _matched(why: Explanation) -> str:
     verb = "matches" if why.prompt_len == 1 else "match"
     under = "" if why.extra_key is None else f" under extra_key {why.extra_key!r}"
-    return f"{why.matched_len:,} of {_count(why.prompt_len, 'prompt token')} {verb}{under}"
+    return f"{why.matched_len:,} of {counted(why.prompt_len, 'prompt token')} {verb}{under}"
 
 
 # ---- the reasons
@@ -44,7 +46,7 @@ def _page_floor(why: Explanation) -> list[str]:
     else:
         assert near is not None
         found = [
-            f"{_matched(why)}: {_count(common, 'token')} in common with {_sequence(near)} "
+            f"{_matched(why)}: {counted(common, 'token')} in common with {_sequence(near)} "
             f"{_fill(common)} no page of {why.page_size}; then {_parting(near)}."
         ]
     if common > 0:
@@ -57,8 +59,8 @@ def _evicted(why: Explanation) -> list[str]:
     found = f"{_matched(why)}: {_went(why)}."
     pages = max(run.pages_since for run in why.evicted)
     if any(run.cause == "radix.evict" for run in why.evicted):
-        return [found, f"Eviction has taken {_count(pages, 'page')} since, these among them."]
-    what, tokens = _count(pages, "more page"), _count(pages * why.page_size, "token")
+        return [found, f"Eviction has taken {counted(pages, 'page')} since, these among them."]
+    what, tokens = counted(pages, "more page"), counted(pages * why.page_size, "token")
     return [found, f"A pool of about {what} ({tokens}) would still hold them."]
 
 
@@ -79,7 +81,7 @@ def _diverged(why: Explanation) -> list[str]:
         f"{_matched(why)}: at position {near.common_len:,} {_parting(near)} of {_sequence(near)}"
     )
     if part > 0:
-        common = f"{_count(part, 'token')} in common before"
+        common = f"{counted(part, 'token')} in common before"
         found += f"; the {common} {_fill(part)} no page of {why.page_size}"
     return [
         f"{found}.",
@@ -100,7 +102,7 @@ def _cold(why: Explanation) -> list[str]:
         return [f"{head}, and {none} since the cache was reset {_ago(reach.reset_seconds_ago)}."]
     return [
         f"{head}, and {none} as far as is known.",
-        f"Known are the last {_count(reach.remembered_len, 'evicted token')} "
+        f"Known are the last {counted(reach.remembered_len, 'evicted token')} "
         f"({_seconds(reach.seconds)}); a larger eviction_history than {reach.limit_len:,} reaches "
         "further back.",
     ]
@@ -171,7 +173,7 @@ def _sequence(near: NearestSequence) -> str:
     if near.num_branches > 1:
         which = f"the nearest of {near.num_branches:,} cached sequences"
     locked = ", locked" if near.locked else ""
-    return f"{which} ({_count(near.sequence_len, 'token')}{locked})"
+    return f"{which} ({counted(near.sequence_len, 'token')}{locked})"
 
 
 def _parting(near: NearestSequence) -> str:
@@ -185,12 +187,8 @@ def _before_it(why: Explanation) -> str:
     if before == 0:
         return "and there is no other"
     return (
-        f"and the {_count(before, 'token')} before it {_fill(before)} no page of {why.page_size}"
+        f"and the {counted(before, 'token')} before it {_fill(before)} no page of {why.page_size}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _is(number: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from kvpool.numbers import counted
 from kvpool.replay.fleet import PLAIN, Fleet
 from kvpool.replay.reader import TraceError
 from kvpool.replay.survey import Survey
@@ -57,7 +58,7 @@ class Cell:
         ):
             if tokens is not None and tokens < self.page_size:
                 raise ValueError(
-                    f"a {name} of {tokens:,} tokens holds no page of {self.page_size:,}"
+                    f"a {name} of {counted(tokens, 'token')} holds no page of {self.page_size:,}"
                 )
         check_policy(self.policy)
         if self.capacity is None and self.policy != "lru":
@@ -79,7 +80,9 @@ class Cell:
         fleet = "" if self.fleet.is_plain else f", {self.fleet}"
         if self.capacity is None:
             return f"unbounded, page size {self.page_size}{fleet}"
-        return f"{self.capacity:,} tokens, page size {self.page_size}, {self.policy}{fleet}"
+        return (
+            f"{counted(self.capacity, 'token')}, page size {self.page_size}, {self.policy}{fleet}"
+        )
 
     def num_pages(self, survey: Survey, window: int) -> int:
         """Pages to make each pool of: never more than the trace can fill.

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from kvpool.replay.cell import Cell
 from kvpool.replay.instance import Instance
+from kvpool.replay.keys import ReplayKeys
 from kvpool.replay.lines import TraceRequest
 from kvpool.replay.losses import Losses
-from kvpool.replay.prompt import Prompt, replay_keys
+from kvpool.replay.prompt import Prompt
 from kvpool.replay.results import CellResult
 from kvpool.replay.routing import by_prefix
 from kvpool.replay.tiers import TierModel
@@ -72,7 +73,7 @@ class CellReplay:
         self._window = window
         self._most_in_flight = window * fleet.instances
         self._checkpoints = checkpoint and self._most_in_flight > 1
-        self._page_keys = replay_keys(cell.page_size)
+        self._page_keys = ReplayKeys(cell.page_size)
         self._instances = [
             Instance(num_pages, cell.page_size, cell.policy, eviction_history)
             for _ in range(fleet.instances)

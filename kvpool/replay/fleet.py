@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from kvpool.numbers import INT64_MAX, whole_number
+from kvpool.numbers import INT64_MAX, counted, whole_number
 
 MAX_INSTANCES = 1024
 ROUTES = ("round-robin", "prefix")
@@ -75,7 +75,7 @@ class Fleet:
         return self.instances == 1 and not self.has_tiers
 
     def __str__(self) -> str:
-        parts = ["1 instance" if self.instances == 1 else f"{self.instances} instances"]
+        parts = [counted(self.instances, "instance")]
         parts += [self.route] if self.instances > 1 else []
         for name, tokens in (("host", self.host_tier), ("remote", self.remote_tier)):
             if tokens != 0:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvpool.numbers import counted
 from kvpool.replay.plot_lines import Axis, Line, axis_of, lines_of, short
 from kvpool.replay.results import ReplayReport
 
 _INCHES, _DPI = (9.0, 4.6), 100  # 900 pixels wide
+_RING, _MOST_RINGS = 1.5, 6  # points from one ring to the next, and lines that have them
+_MOST_INSIDE = 4  # lines whose names fit between them
+_DASHES = ("-", (0, (1, 1.5)), (0, (4, 1, 1, 1)), (0, (6, 1)))  # by what lies below the pools
 _ALIKE = 0.005  # hit rates that are one line in the picture
 
 
@@ -47,15 +52,19 @@ def plot(report: ReplayReport, path: str | Path) -> None:
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.add_subplot()
-    markers = list(dict.fromkeys((line.policy, line.fleet) for line in lines))
+    markers = _places([(line.policy, line.fleet) for line in lines])
+    # What has the same instances and route has one colour, whatever lies below it.
+    colors = _places([_pools(line) for line in lines])
+    dashes = _places([_tiers(line) for line in lines])
     for index, line in enumerate(lines):
         axes.plot(
             *line.points,
-            color=f"C{index}",
-            marker="osD^vPX<>"[markers.index((line.policy, line.fleet)) % 9],
+            color=f"C{colors[index]}",
+            marker="osD^vPX<>"[markers[index] % 9],
             # Rings within rings, for lines that lie on each other.
-            markersize=3 + 2.5 * (len(lines) - 1 - index) if len(lines) < 6 else 5,
+            markersize=4 + _RING * (len(lines) - 1 - index) if len(lines) <= _MOST_RINGS else 5,
             fillstyle="none",
+            linestyle=_DASHES[dashes[index] % len(_DASHES)],
             linewidth=1.2,
             label=line.label,
         )
@@ -65,8 +74,25 @@ def plot(report: ReplayReport, path: str | Path) -> None:
     axes.set_ylabel("hit rate: prompt tokens found cached")
     axes.set_title(_title(report), fontsize="medium")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    if len(lines) > _MOST_INSIDE:
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    else:
+        axes.legend(frameon=False, fontsize="small")
     figure.savefig(path, metadata={"Software": None} if Path(path).suffix == ".png" else None)
+
+
+def _pools(line: Line) -> tuple[int, str, int, str]:
+    return line.page_size, line.policy, line.fleet.instances, line.fleet.route
+
+
+def _tiers(line: Line) -> tuple[int | None, int | None, str]:
+    return line.fleet.host_tier, line.fleet.remote_tier, line.fleet.write
+
+
+def _places(values: Sequence[Hashable]) -> list[int]:
+    """The number of each value among those that differ."""
+    distinct = list(dict.fromkeys(values))
+    return [distinct.index(value) for value in values]
 
 
 def _draw_axis(axes: Any, axis: Axis, lines: list[Line]) -> None:
@@ -97,9 +123,9 @@ def _draw_bounds(axes: Any, report: ReplayReport, lines: list[Line]) -> None:
 
 
 def _title(report: ReplayReport) -> str:
-    text = f"{report.trace}: {report.num_requests:,} requests"
+    text = f"{report.trace}: {counted(report.num_requests, 'request')}"
     if (window := report.options["window"]) > 1:
-        text += f", up to {window} in flight"
+        text += f", up to {window:,} in flight"
         if any(result.cell.fleet.instances > 1 for result in report.results):
             text += " an instance"
     return text + (", prompts only" if report.options["prompts_only"] else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from kvpool.numbers import counted
 from kvpool.replay.cell import Cell
 from kvpool.replay.fleet import Fleet
 from kvpool.replay.results import CellResult, ReplayReport
@@ -115,7 +116,7 @@ def _name(fleet: Fleet, axis: Axis) -> str:
     shown = {"host tier": fleet.host_tier, "shared store": fleet.remote_tier}
     if axis in _TIERS:
         del shown["host tier" if axis is _TIERS[1] else "shared store"]
-    parts = ["1 instance" if fleet.instances == 1 else f"{fleet.instances} instances"]
+    parts = [counted(fleet.instances, "instance")]
     parts += [fleet.route] if fleet.instances > 1 else []
     for name, tokens in shown.items():
         if tokens != 0:

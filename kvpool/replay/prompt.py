@@ -7,13 +7,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.page_keys import PageKeys
+from kvpool.replay.keys import ReplayKeys
 from kvpool.replay.lines import TraceRequest
 from kvpool.request import ExtraKey
-from kvpool.snapshot.fingerprint import Fingerprint
-
-# What a replay knows of a model.
-_NAME, _SHAPE, _DTYPE = "kvpool replay", (1, 1, 1), "float16"
 
 
 class Prompt:
@@ -25,7 +21,7 @@ class Prompt:
         Whose it is.
     tokens : ndarray
         int32 ``[num_tokens + 1]``, from `TokenWriter.tokens`.
-    page_keys : PageKeys
+    page_keys : ReplayKeys
         Makes the keys, when they are first asked for.
 
     Attributes
@@ -43,7 +39,7 @@ class Prompt:
     """
 
     def __init__(
-        self, request: TraceRequest, tokens: NDArray[np.int32], page_keys: PageKeys
+        self, request: TraceRequest, tokens: NDArray[np.int32], page_keys: ReplayKeys
     ) -> None:
         self.length = request.prompt_len
         self.tokens = tokens[: self.length]
@@ -55,22 +51,4 @@ class Prompt:
     @cached_property
     def keys(self) -> list[bytes]:
         """Keys of the whole pages."""
-        return self._page_keys.of_tokens(self.tokens, self.extra_key)
-
-
-def replay_keys(page_size: int) -> PageKeys:
-    """Makes the keys of a replay: those of no model, and the same in all its pools."""
-    layers, heads, head_dim = _SHAPE
-    return PageKeys(
-        Fingerprint(
-            model=_NAME,
-            num_layers=layers,
-            num_kv_heads=heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            dtype=_DTYPE,
-            compute_dtype=_DTYPE,
-            k_scale=1.0,
-            v_scale=1.0,
-        )
-    )
+        return self._page_keys.of_prompt(self.tokens, self.extra_key)

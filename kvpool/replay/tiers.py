@@ -3,7 +3,8 @@
 A tier here is the index that `HostTier` has, with a page's tokens for its size, under the keys
 that a pool's pages have. What comes to the tree of an instance and leaves it, a `TreeFollower`
 tells, as it tells a pool's tiers. A replay knows no time: a page is in its tiers as soon as the
-instance has got or lost it, and no page is evicted before it was copied.
+instance has got or lost it, and no page is evicted before it was copied. It knows no buffers
+either: pages are asked for one by one, where a pool asks for a buffer full at a time.
 """
 
 from __future__ import annotations
@@ -51,9 +52,7 @@ class TierModel:
 
     def write(self, keys: Iterable[bytes]) -> None:
         """Have these pages; one that is here already is not written, and that is no use of it."""
-        for key in keys:
-            if key not in self._index:
-                self._index.put(key, None, self._page_size)
+        self._index.put_new(keys, None, self._page_size)
 
 
 class InstanceTiers:
@@ -84,17 +83,17 @@ class InstanceTiers:
         tuple of int
             Pages that came from the host tier, and from the store.
         """
-        num_host, promoted = 0, []
+        num_host = num_remote = 0
         for key in keys:
             if self.host is not None and self.host.read(key):
                 num_host += 1
             elif self.remote is not None and self.remote.read(key):
-                promoted.append(key)
+                num_remote += 1
+                if self.host is not None:
+                    self.host.write([key])
             else:
                 break
-        if self.host is not None:
-            self.host.write(promoted)
-        return num_host, len(promoted)
+        return num_host, num_remote
 
     def has(self, key: bytes) -> bool:
         """Whether some tier has a page; no access."""

@@ -120,15 +120,20 @@ class TierFlow:
         give_up = time.monotonic() + timeout_s
         self._follower.drain()
         while self._policy == "evict":
-            tried, wrote = self._writer.num_tried, self._writer.counts["write_pages"]
+            tried, settled = self._writer.num_tried, self._num_settled()
             self._choice.choose_victims(self._follower, self._num_pages)
             if not self._queue.wait_until_idle(give_up - time.monotonic()):
                 return False
             if self._writer.num_tried == tried:
                 return True
-            if self._writer.counts["write_pages"] == wrote:
+            if self._num_settled() == settled:
                 return False  # no tier takes them
         return self._queue.wait_until_idle(give_up - time.monotonic())
+
+    def _num_settled(self) -> int:
+        """Pages that were written, or that the tiers turned out to have."""
+        counts = self._writer.counts
+        return counts["write_pages"] + counts["write_known"]
 
     def counters(self) -> dict[str, int]:
         """What the flow counts, all tiers together."""

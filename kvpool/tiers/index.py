@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from kvpool.numbers import whole_number
@@ -76,6 +77,23 @@ class LRUIndex(Generic[V]):
             self.num_evicted += 1
             gone.append(value_gone)
         return gone
+
+    def put_new(self, keys: Iterable[bytes], value: V, num_bytes: int) -> None:
+        """`put` one after the other what is not there, all with one value and size.
+
+        What is there stays as it is, and that is no access.
+        """
+        limit = self.capacity_bytes
+        if limit is not None and num_bytes > limit:
+            return
+        entries, entry = self._entries, (value, num_bytes)
+        for key in keys:
+            if key in entries:
+                continue
+            entries[key] = entry
+            self.num_bytes += num_bytes
+            while limit is not None and self.num_bytes > limit:
+                self.evict()
 
     def evict(self) -> V | None:
         """Take the least recently used entry out, as one evicted; its value, None if empty."""

@@ -96,6 +96,8 @@ class WriteBack:
             had = np.zeros(len(keys), np.bool_)
             for known in self._known:
                 had |= known.have(keys)
+                # A tier may have let go of them before they come back: then it is asked.
+                known.discard(keys)
             self.num_lost += len(keys) - int(had.sum())
 
     def on_cleared(self) -> None:

@@ -90,7 +90,7 @@ class Writer:
             return
         lacks = self._stack.wanting([page.key for page in pages])
         wanted: Lacks = np.any(lacks, axis=0)
-        counts["write_known"] += len(pages) - int(wanted.sum())
+        self._count_unwanted(pages, wanted)
         pages = [page for page, want in zip(pages, wanted.tolist(), strict=True) if want]
         lacks = lacks[:, wanted]
         # A look before the copy: most of what has gone by now costs no copy.
@@ -122,6 +122,15 @@ class Writer:
             counts["write_unreachable"] += int((~taken).sum())
         finally:
             buffer.release()
+
+    def _count_unwanted(self, pages: list[CachedPage], wanted: Lacks) -> None:
+        """Pages that no tier lacks: because one has them, or because none could be asked."""
+        keys = [page.key for page, want in zip(pages, wanted.tolist(), strict=True) if not want]
+        had = np.zeros(len(keys), np.bool_)
+        for known in self._stack.known:
+            had |= known.have(keys)
+        self.counts["write_known"] += int(had.sum())
+        self.counts["write_unreachable"] += int((~had).sum())
 
     def _stayed(self, pages: list[CachedPage], lacks: Lacks) -> tuple[list[CachedPage], Lacks]:
         if not pages:
