@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+
+from kvpool_ext.quiet import Quiet
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -16,12 +17,12 @@ def undisturbed(verb: Callable[Given, Answer]) -> Callable[Given, Answer]:
 
     @functools.wraps(verb)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
-        was_enabled = gc.isenabled()
-        gc.disable()
+        # An object, and not two calls: an interrupt between them would leave the collector off.
+        quiet = Quiet()
         try:
             return verb(*args, **kwargs)
         finally:
-            if was_enabled:
-                gc.enable()
+            # A traceback keeps the frame.
+            del quiet
 
     return call

@@ -49,7 +49,7 @@ class RequestBinds(RequestCounts):
             lease = self.ledger.bind(prompt, total_capacity, extra_key, priority, reuse)
             while (
                 lease is None
-                and self.ledger.fetching
+                and self._has_prefetches
                 and self.ledger.would_fit(prompt, total_capacity, extra_key, reuse)
                 and self.give_way()
             ):
@@ -161,15 +161,20 @@ class RequestBinds(RequestCounts):
 
         None is ended where all of them together would not be enough.
         """
-        ledger = self.ledger
-        if not ledger.fetching:
+        if not self._has_prefetches:
             return False
+        ledger = self.ledger
         room = ledger.allocator.num_free + ledger.evictable_pages + ledger.room_of_fetches()
         return num_pages <= room and self.give_way()
 
     def _end_prefetches(self) -> None:
-        while self.ledger.fetching and self.give_way():
+        while self._has_prefetches and self.give_way():
             pass
+
+    @property
+    def _has_prefetches(self) -> bool:
+        """Whether some hold pages, or only a lock: of those that have just brought their last."""
+        return bool(self.ledger.fetching or self.ledger.fetch_nodes)
 
     def _refused(self, cause: str, what: str, **numbers: Any) -> KVCacheExhaustedError:
         error = exhausted(self.ledger, what, **numbers)

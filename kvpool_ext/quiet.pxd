@@ -1,2 +1,2 @@
 cdef class Quiet:
-    cdef bint was_enabled
+    pass

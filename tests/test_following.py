@@ -5,7 +5,7 @@ import pytest
 
 from kvpool import RadixCache
 from kvpool.following import TreeFollower
-from kvpool.page_keys import PageKeys, Partition
+from kvpool.page_keys import PageKeys
 from tests.helpers.following import Heard, follower_of, keys_of
 from tests.helpers.pools import R, cache_prompt, case_pool
 from tests.oracles.following import ToldTwin
@@ -238,21 +238,6 @@ def test_failed_drain_is_made_up_for_by_the_next(pool, follower, monkeypatch):
 
 
 # ---- making one
-
-
-def test_pool_has_one_follower_for_all(pool):
-    keys = keys_of(pool)
-    follower = pool._follow(keys, start=False)
-    assert pool._follow(keys_of(pool), start=False) is follower
-    for other in (keys_of(pool, "other"), PageKeys(keys.fingerprint, Partition(0, 2))):
-        with pytest.raises(ValueError, match="must agree") as caught:
-            pool._follow(other)
-        assert str(other.partition) in str(caught.value)
-        assert str(keys.fingerprint) in str(caught.value)
-    assert pool._follow(keys) is follower
-    pool.close()
-    assert follower.closed
-    assert not follower._thread.is_alive()
 
 
 def test_follower_refuses_bad_arguments(pool, follower):

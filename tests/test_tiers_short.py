@@ -1,5 +1,8 @@
 """A call that is short of pages gets those that prefetches hold."""
 
+import threading
+import time
+
 import pytest
 
 from tests.helpers.pools import R
@@ -119,3 +122,24 @@ def test_what_has_arrived_is_not_lost_by_giving_way(make_pool, tier):
     assert pool.matched_prefix_len(request) == 40
     pool.mark_written(request, 40)
     assert (read_prints(pool, request, 40) == expected_prints(PROMPT)[:, :40]).all()
+
+
+def test_a_prefetch_that_holds_only_a_lock_gives_way_too(make_pool, tier):
+    pool = tier_pool(make_pool, 16)
+    tiers = attach(pool, tier, write="none", max_fetching_pages=16)
+    read, go_on = tiers._flow.stack.read, threading.Event()
+
+    def linger(*arguments):
+        found = read(*arguments)
+        go_on.wait(20)
+        return found
+
+    tiers._flow.stack.read = linger
+    prefetch = pool.prefetch(PROMPT)
+    while prefetch.found_len < 40:
+        time.sleep(0.001)
+    pool.poll_tiers()
+    assert (pool.stats()["pages_fetching"], pool.radix.protected_size) == (0, 40)
+    assert pool.would_fit(R(100, 163), 64)
+    pool.bind_request(R(100, 163), 64)
+    go_on.set()

@@ -97,7 +97,7 @@ class TreeFollower:
             Ends the subscription: once it has returned, the subscriber is told nothing more. It
             waits for a drain that is at work, unless the subscriber itself calls it.
         """
-        self._check_open()  # without the lock: it does not wait for a drain that is at work
+        self._check_open()  # without the lock: a drain that is at work is not waited for
         self._telling.subscribers.add(subscriber)
         self._alarm.ring()
         return partial(self._unsubscribe, subscriber)
@@ -154,12 +154,16 @@ class TreeFollower:
 
     def look(self) -> bool | None:
         """Drain if there is anything to tell, and say so; None once closed. For the thread."""
+        if self._closed:
+            return None
+        if len(self._telling.subscribers) == 0:
+            self._journal.forget()  # no keys for nobody; who comes is told of the whole tree
+        if not self._telling.has_news:
+            return False
         try:
-            if not self.closed and not self._telling.has_news:
-                return False
             self._drain(pausing=True)
         except Exception:
-            if self._closed:
+            if self.closed:
                 return None
             raise
         return True
@@ -255,14 +259,12 @@ class TreeFollower:
         What has not been told is not told any more: `drain` first where it matters. A thread whose
         subscriber has not returned after `timeout_s` is left to end by itself, and that is logged.
         """
-        if self._closed:
-            return
-        self._closed = True
+        was_closed, self._closed = self._closed, True
         self._alarm.ring()
         self._unfollow()
-        thread = self._thread
+        thread, own = self._thread, threading.current_thread()
         # In a forked child there is none. A subscriber may close from inside of it.
-        if thread is None or self._is_forked() or thread is threading.current_thread():
+        if was_closed or thread is None or thread is own or self._is_forked():
             return
         thread.join(timeout_s)
         if thread.is_alive():

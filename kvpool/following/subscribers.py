@@ -19,7 +19,8 @@ class Subscribers:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # The collector may run a clean-up in the middle that ends a subscription.
+        self._lock = threading.RLock()
         self._told: list[TreeSubscriber] = []
         self._joining: list[TreeSubscriber] = []
         self.num_dropped = 0

@@ -38,10 +38,10 @@ class Telling:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether there is anything to tell, and somebody to be told."""
         journal = self._tree.journal
         changed = journal is not None and (journal.num_words > 0 or journal.lost)
-        return changed or bool(self.subscribers.joining)
+        return bool(self.subscribers.joining or (changed and self.subscribers.told))
 
     def tell(self, *, pausing: bool) -> None:
         """Tell all changes so far; those who wait to join, all that is there after them.

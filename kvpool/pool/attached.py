@@ -38,6 +38,7 @@ class PoolTiers:
         self.tiers = tuple(tiers)
         self.model = model
         self._prefetching, self._flow, self._gate = prefetching, flow, gate
+        self._closed = False
         # Also where nobody closes it: its threads hold the buffers of the pool.
         self._stop = weakref.finalize(self, flow.stop)
 
@@ -85,8 +86,8 @@ class PoolTiers:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._prefetching.flow is None
+        """Whether `close` was called, and has ended."""
+        return self._closed
 
     def close(self, timeout_s: float = CLOSE_SECONDS) -> None:
         """End all prefetches and let go of the tiers; what is not written yet is not written.
@@ -103,6 +104,8 @@ class PoolTiers:
             self._prefetching.flow = None
             self._prefetching.end_all()
             self._flow.close(timeout_s)
+            # Last: an interrupted one can be called again.
+            self._closed = True
         finally:
             self._gate.leave()
 
@@ -112,3 +115,4 @@ class PoolTiers:
             self._prefetching.flow = None
             self._prefetching.forget_all()
             self._flow.close(CLOSE_SECONDS)
+            self._closed = True

@@ -41,15 +41,15 @@ class Prefetch:
     @property
     def done(self) -> bool:
         """Whether `found_len` will not grow any more."""
-        return self._fetch.done.is_set()
+        return self._fetch.is_done
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait until it is done, or for `timeout_s`; `found_len` then.
 
         For callers who have nothing better to do: a bind never waits. Tiers have time-outs, so
-        that it ends without one too.
+        that it ends without one too. In a forked child nothing comes, and it returns at once.
         """
-        self._fetch.done.wait(timeout_s)
+        self._fetch.wait(timeout_s)
         return self.found_len
 
     def publish(self, num_pages: int | None = None) -> int:
@@ -95,7 +95,7 @@ class Prefetch:
     def __del__(self) -> None:
         # Any thread may drop it: the scheduler's gives its pages back, with its next call.
         fetch = self._fetch
-        if not (fetch.publishes or fetch.ended):
+        if not fetch.publishes and self._prefetching.holds(fetch):
             fetch.dropped = True
             self._prefetching.arrivals.append(fetch)
 

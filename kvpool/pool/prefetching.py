@@ -16,6 +16,7 @@ part                 owner                                     what becomes of i
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import Any
 
@@ -29,9 +30,9 @@ from kvpool.request import ExtraKey
 from kvpool.tiers.epoch import TreeEpoch
 from kvpool.tiers.fetch import Fetch
 from kvpool.tiers.flow import TierFlow
+from kvpool_ext.fetching import begin_fetch, bring_in, end_fetch
 from kvpool_ext.gate import Gate
 from kvpool_ext.ledger import PageLedger
-from kvpool_ext.radix import RadixCache
 
 _COUNTERS = (
     "prefetches",
@@ -98,36 +99,29 @@ class Prefetching:
         mark = flow.mark()
         if flow.needs_marks and mark is None:
             return self._nothing(fetch, refused=True)
+        num_pages = min(num_missing, self.max_pages - len(self._ledger.fetching))
         try:
-            if local_ids.size:
-                tree.inc_lock_ref(found.node)
-                fetch.node = self._ledger.fetch_nodes[fetch.number] = found.node
-            page_ids = self._take(num_missing)
+            self._fetches[fetch.number] = fetch
+            node = found.node if local_ids.size else None
+            page_ids = begin_fetch(self._ledger, fetch.number, node, num_pages)
             if page_ids is None:
-                self._end(fetch)
+                del self._fetches[fetch.number]
                 return self._nothing(fetch, refused=True)
             fetch.give_pages(page_ids, mark)
-            self._ledger.fetching.update(dict.fromkeys(page_ids.tolist(), fetch.number))
-            self._fetches[fetch.number] = fetch
             flow.fetcher.add(fetch)
             return Prefetch(self, fetch)
         except BaseException:
-            if not fetch.ended:
-                self._end(fetch)
+            self._end(fetch)
             raise
-
-    def _take(self, num_pages: int) -> NDArray[np.int32] | None:
-        ledger = self._ledger
-        room = min(
-            self.max_pages - len(ledger.fetching),
-            ledger.allocator.num_free + ledger.evictable_pages,
-        )
-        return ledger.take(min(num_pages, room)) if room > 0 else None
 
     def _nothing(self, fetch: Fetch, *, refused: bool) -> Prefetch:
         self.counts["prefetch_refused"] += refused
         fetch.end(fetch.local_ids.size)
         return Prefetch(self, fetch)
+
+    def holds(self, fetch: Fetch) -> bool:
+        """Whether a fetch may still have pages or a lock; any thread."""
+        return fetch.number in self._fetches
 
     # ---- arrivals
 
@@ -135,31 +129,41 @@ class Prefetching:
         """Publish what has arrived, and give back what was dropped; the tokens published."""
         num_pages = 0
         while self.arrivals:
-            item = self.arrivals.popleft()
-            if not isinstance(item, Fetch):
-                item.give()
-            elif not item.ended:
-                num_pages += self._arrived(item)
+            # It goes when it has been seen to: what an interrupt leaves is for the next call.
+            item = self.arrivals[0]
+            try:
+                if not isinstance(item, Fetch):
+                    item.give()
+                elif self.holds(item):
+                    num_pages += self._arrived(item)
+            except Exception:
+                self._strike(item)
+                raise
+            self._strike(item)
         return num_pages * self.page_size
+
+    def _strike(self, item: Any) -> None:
+        # A clean-up that the collector ran may have polled too.
+        with contextlib.suppress(ValueError):
+            self.arrivals.remove(item)
 
     @undisturbed
     def _arrived(self, fetch: Fetch) -> int:
-        if fetch.dropped:
+        if fetch.dropped or fetch.ended:
             self._end(fetch)
             return 0
         if not fetch.publishes:
             return 0
         # Before the number of pages: it does not grow after that.
-        is_done = fetch.done.is_set()
+        is_done = fetch.is_done
         try:
-            num_pages = self._bring_in(fetch, fetch.num_verified)
+            return self._bring_in(fetch, fetch.num_verified)
         except BaseException:
             is_done = True
             raise
         finally:
             if is_done:
                 self._end(fetch)
-        return num_pages
 
     # ---- end
 
@@ -167,7 +171,7 @@ class Prefetching:
         """As `Prefetch.publish`, but in pages."""
         if num_pages is not None:
             num_pages = whole_number(num_pages, "num_pages")
-        return fetch.num_available if fetch.ended else self._publish(fetch, num_pages)
+        return self._publish(fetch, num_pages) if self.holds(fetch) else fetch.num_available
 
     def _publish(self, fetch: Fetch, num_pages: int | None) -> int:
         try:
@@ -186,28 +190,28 @@ class Prefetching:
 
     @undisturbed
     def _bring_in_and_end(self, fetch: Fetch, num_pages: int) -> int:
-        if not fetch.ended:
-            self._bring_in(fetch, num_pages)
+        if self.holds(fetch):
+            if not fetch.ended:
+                self._bring_in(fetch, num_pages)
             self._end(fetch)
         return fetch.num_available
 
     def cancel(self, fetch: Fetch) -> None:
         """As `Prefetch.cancel`."""
-        if not fetch.ended:
+        if self.holds(fetch):
             self._cancel(fetch)
 
     def _cancel(self, fetch: Fetch) -> None:
         try:
             self._gate.enter()
-            if fetch.page_ids.size:
-                self.counts["prefetch_cancelled"] += 1
+            self.counts["prefetch_cancelled"] += 1
             self._end_calmly(fetch)
         finally:
             self._gate.leave()
 
     @undisturbed
     def _end_calmly(self, fetch: Fetch) -> None:
-        if not fetch.ended:
+        if self.holds(fetch):
             self._end(fetch)
 
     @undisturbed
@@ -220,16 +224,15 @@ class Prefetching:
             return False
         fetch = self._fetches[next(reversed(self._fetches))]
         self.counts["prefetch_gave_way"] += 1
-        if fetch.publishes:
+        if fetch.publishes and not fetch.ended:
             self._bring_in(fetch, fetch.num_verified)
-        self._end(fetch)
-        return True
+        return self._end(fetch)
 
     def end_all(self) -> None:
         """End every prefetch, the oldest first."""
+        self.arrivals.clear()
         for fetch in list(self._fetches.values()):
             self._end_calmly(fetch)
-        self.arrivals.clear()
 
     def forget_all(self) -> None:
         """End every prefetch of a pool that is closed: there is nobody to give pages to."""
@@ -242,48 +245,44 @@ class Prefetching:
 
     def _bring_in(self, fetch: Fetch, num_pages: int) -> int:
         """Insert the first `num_pages` of a fetch; how many of them the tree did not have."""
-        tree, first = self._ledger.tree, fetch.num_published
-        if num_pages <= first or tree.epoch != fetch.epoch:
+        tree = self._ledger.tree
+        if num_pages <= fetch.num_published or tree.epoch != fetch.epoch:
             return 0
         num_local = fetch.local_ids.size
         try:
-            done = tree.insert(
+            num_brought, num_duplicates = bring_in(
+                self._ledger,
+                fetch.number,
                 fetch.tokens[: (num_local + num_pages) * self.page_size],
                 np.concatenate([fetch.local_ids, fetch.page_ids[:num_pages]]),
+                num_local,
                 fetch.extra_key,
             )
         except MemoryError:
             return 0  # the next poll tries again; a fetch that is done gives its pages back
-        cached = min(max(done.prefix_len // self.page_size - num_local, first), num_pages)
         fetch.num_published = num_pages
-        for page in fetch.page_ids[cached:num_pages].tolist():
-            del self._ledger.fetching[page]
-        self._give(fetch.page_ids[first:cached])
-        self._move_lock(tree, fetch, done.node)
-        self.counts["prefetch_duplicate_pages"] += cached - first
-        self.counts["prefetch_published_pages"] += num_pages - cached
-        return num_pages - cached
+        self.counts["prefetch_duplicate_pages"] += num_duplicates
+        self.counts["prefetch_published_pages"] += num_brought
+        return num_brought
 
-    def _move_lock(self, tree: RadixCache, fetch: Fetch, node: int) -> None:
-        tree.inc_lock_ref(node)
-        before, fetch.node = fetch.node, node
-        self._ledger.fetch_nodes[fetch.number] = node
-        if before is not None:
-            tree.dec_lock_ref(before)
+    def _end(self, fetch: Fetch) -> bool:
+        """Let go of all that a fetch holds, waiting for one small copy at most; whether it has.
 
-    def _end(self, fetch: Fetch) -> None:
-        """Let go of all that a fetch holds; waits for one small copy at most."""
-        is_current = self._ledger.tree.epoch == fetch.epoch
-        rest = fetch.end(fetch.local_ids.size + fetch.num_published if is_current else 0)
-        self._fetches.pop(fetch.number, None)
-        self.counts["prefetch_returned_pages"] += rest.size
-        self._give(rest)
-        node, fetch.node = fetch.node, None
-        self._ledger.fetch_nodes.pop(fetch.number, None)
-        if node is not None:
-            self._ledger.tree.dec_lock_ref(node)
-
-    def _give(self, page_ids: NDArray[np.int32]) -> None:
-        for page in page_ids.tolist():
-            self._ledger.fetching.pop(page, None)
-        self._ledger.give(page_ids)
+        What an interrupt leaves, or a copy of this very thread that is under way, the next call
+        does.
+        """
+        has_ended = False
+        try:
+            is_current = self._ledger.tree.epoch == fetch.epoch
+            num_left = fetch.local_ids.size + fetch.num_published if is_current else 0
+            has_ended = fetch.end(num_left)
+            if has_ended:
+                page_ids = fetch.page_ids if fetch.page_ids.size else None
+                num_pages = end_fetch(self._ledger, fetch.number, page_ids)
+                self.counts["prefetch_returned_pages"] += num_pages
+                self._fetches.pop(fetch.number, None)
+        finally:
+            if self.holds(fetch):
+                fetch.dropped = True
+                self.arrivals.append(fetch)
+        return has_ended

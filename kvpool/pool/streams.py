@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvpool.page_keys import PageKeys, Partition
+from kvpool.page_keys import Partition
 from kvpool.pool.following import PoolFollowing
 from kvpool.request import ExtraKey
-from kvpool.snapshot import Fingerprint
 
 if TYPE_CHECKING:
     from kvpool.events import EventPublisher
@@ -27,7 +26,7 @@ class PoolStreams(PoolFollowing):
         *,
         replay_endpoint: str | None = None,
         topic: str = "",
-        model: str = "",
+        model: str | None = None,
         partition: Partition | None = None,
         hash_as: str = "bytes",
         lora_name: Callable[[ExtraKey], str | None] | None = None,
@@ -53,8 +52,9 @@ class PoolStreams(PoolFollowing):
         topic : str
             First frame of each message; what llm-d expects is ``kv@<pod>@<model>``.
         model, partition
-            What page keys are made of, as for tiers; pools that agree in it publish equal hashes
-            for equal prefixes.
+            What page keys are made of: pools that agree in it publish equal hashes for equal
+            prefixes. By default those of the tiers that are attached, if there are any, else none
+            and all layers and heads.
         hash_as : str
             ``"bytes"`` for whole page keys of 32 bytes, ``"int"`` for their last 64 bits: some
             readers want numbers.
@@ -79,7 +79,8 @@ class PoolStreams(PoolFollowing):
         OSError
             An endpoint is in use or cannot be bound to.
         ValueError, TypeError
-            An argument out of range, or an endpoint that other machines reach.
+            An argument out of range, an endpoint that other machines reach, or a `model` or
+            `partition` other than that of the tiers or events that there are already.
         """
         try:
             self._gate.enter()
@@ -97,14 +98,6 @@ class PoolStreams(PoolFollowing):
                 raise ValueError(
                     f"announce_interval_s must be at least 0, got {announce_interval_s}"
                 )
-            fingerprint = Fingerprint.of(
-                model,
-                self._layout,
-                self._page_size,
-                self._dtype,
-                self._k_scale,
-                self._v_scale,
-            )
             sockets = EventSockets(
                 endpoint,
                 replay_endpoint,
@@ -114,7 +107,7 @@ class PoolStreams(PoolFollowing):
                 replay_hwm=2 * (past.most_batches + 1),
             )
             try:
-                follower = self._follow(PageKeys(fingerprint, partition))
+                follower = self._follow(model, partition)
                 publisher = EventPublisher(follower, sockets, wording, past, announce_interval_s)
             except BaseException:
                 sockets.close(0)

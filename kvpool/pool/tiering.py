@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from kvpool.errors import KVCacheStateError
-from kvpool.page_keys import PageKeys, Partition
+from kvpool.following import TreeFollower
+from kvpool.page_keys import Partition
 from kvpool.pool.attached import PoolTiers
 from kvpool.pool.following import PoolFollowing
 from kvpool.pool.prefetch import Prefetch
 from kvpool.pool.prefetching import Prefetching
 from kvpool.request import ExtraKey
-from kvpool.snapshot.fingerprint import Fingerprint, check_model
+from kvpool.snapshot.fingerprint import check_model
 from kvpool.tiers.contract import Tier
 from kvpool.tiers.flow import TierFlow
 from kvpool.tiers.settings import TierSettings, check_tiers
@@ -58,7 +59,8 @@ class PoolTiering(PoolFollowing):
             What tells these weights from any other's: a hash of them, or a name and a revision.
             Whoever has the same, and a pool of the same shape, shares pages.
         partition : Partition, optional
-            Which layers and heads of the model this pool holds, where not all.
+            Which layers and heads of the model this pool holds, where not all; what
+            `publish_events` was told holds too.
         write : str
             ``"insert"``: pages are written when they come to the tree. ``"evict"``: those that
             eviction would take next, where free pages get short. ``"none"``: only read.
@@ -88,8 +90,8 @@ class PoolTiering(PoolFollowing):
         ------
         ValueError
             An empty `model`, no tiers, two of one name, an option out of range, staging memory
-            too little for the records of this pool, or page keys other than those of what is
-            attached already.
+            too little for the records of this pool, or events are published under another `model`
+            or `partition`.
         TypeError
             What is no tier, or an option of another type.
         KVCacheStateError
@@ -120,14 +122,15 @@ class PoolTiering(PoolFollowing):
                 max_failures,
                 retry_s,
             )
-            return self._attach(found, PageKeys(self._fingerprint(model), partition), settings)
+            return self._attach(found, self._follow(model, partition), settings)
         finally:
             self._gate.leave()
 
-    def _attach(self, tiers: list[Tier], keys: PageKeys, settings: TierSettings) -> PoolTiers:
+    def _attach(
+        self, tiers: list[Tier], follower: TreeFollower, settings: TierSettings
+    ) -> PoolTiers:
         ledger, storage = self._requests.ledger, self._open_storage()
-        self._drop_follower_of_others(keys)
-        follower, allocator = self._follow(keys), ledger.allocator
+        keys, allocator = follower.keys, ledger.allocator
         prefetching = Prefetching(ledger, self._gate, settings.max_fetching_pages)
         prefetching.flow = TierFlow(
             tiers,
@@ -145,19 +148,9 @@ class PoolTiering(PoolFollowing):
         self._tiers = PoolTiers(tiers, model, prefetching, prefetching.flow, self._gate)
         return self._tiers
 
-    def _drop_follower_of_others(self, keys: PageKeys) -> None:
-        """Let go of a follower by other keys, if nobody listens to it any more."""
-        follower = self._follower
-        if follower is None or follower.stats()["subscribers"]:
-            return
-        if follower.keys.root(None) != keys.root(None):
-            follower.close()
-            self._follower = None
-
-    def _fingerprint(self, model: str) -> Fingerprint:
-        return Fingerprint.of(
-            model, self._layout, self._page_size, self._dtype, self._k_scale, self._v_scale
-        )
+    @property
+    def _is_followed(self) -> bool:
+        return self.tiers is not None or super()._is_followed
 
     @property
     def tiers(self) -> PoolTiers | None:

@@ -37,7 +37,7 @@ class CircuitBreaker:
         self._max_failures = max_failures
         self._retry_s = retry_s
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._failures = 0
         self._pause_s = retry_s
         self._retry_at: float | None = None  # None: closed

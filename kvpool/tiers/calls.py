@@ -27,7 +27,8 @@ class TierCall:
     buffer : StagingBuffer or None
         Held by the call until it has returned, however late that is.
     then : callable or None
-        Called with the answer, None if there is none, in whichever thread ends the call.
+        Called with the answer, None if the tier failed, in the lane's thread and without its lock;
+        not at all where the call was let go of.
     started_at : float or None
         Monotonic seconds.
     ended : bool

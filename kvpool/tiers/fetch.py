@@ -6,7 +6,9 @@ ended it; ending takes the lock, so it waits for one small copy at most, and nev
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,13 +44,11 @@ class Fetch:
         Leading pages of `page_ids` that are written.
     num_published : int
         Of these, pages that went to the tree, or were there already. The scheduler's.
-    node : int or None
-        Of the tree, locked for this fetch. The scheduler's.
     ended : bool
-        The scheduler is done with it: its pages are somebody else's.
+        The scheduler is done with it: nothing is written to its pages any more.
     dropped : bool
         The caller has let go of it without a word.
-    done : threading.Event
+    is_done : bool
         The background is done with it, or it ended.
     """
 
@@ -66,13 +66,15 @@ class Fetch:
         self.publishes, self.epoch = publishes, epoch
         self.page_ids = np.empty(0, np.int32)
         self.mark: Any = None
-        self.node: int | None = None
         self.num_verified = 0
         self.num_published = 0
         self.ended = False
         self.dropped = False
-        self.lock = threading.Lock()
-        self.done = threading.Event()
+        self.is_done = False
+        # A thread may come again: in a clean-up that the collector runs while it has the lock.
+        self._changed = threading.Condition(threading.RLock())
+        self._is_writing = False
+        self._process_id = os.getpid()
         self._num_ended = 0
 
     def give_pages(self, page_ids: NDArray[np.int32], mark: Any) -> None:
@@ -84,15 +86,61 @@ class Fetch:
         """Pages from the start that the tree had, or that have been written so far."""
         return self._num_ended if self.ended else self.local_ids.size + self.num_verified
 
-    def end(self, num_available: int) -> NDArray[np.int32]:
-        """Have the background write no more; the pages that were not published.
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until it is done, or for `timeout_s`; not in a fork, where nobody fetches."""
+        if self._is_forked:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_done, timeout_s)
+
+    # ---- the background
+
+    def fill(self, first: int, num_pages: int, write: Callable[[NDArray[np.int32]], None]) -> bool:
+        """Have `write` fill `num_pages` of `page_ids` from `first` on; False once it has ended."""
+        with self._changed:
+            if self.ended:
+                return False
+            self._is_writing = True
+            try:
+                write(self.page_ids[first : first + num_pages])
+            finally:
+                self._is_writing = False
+            self.num_verified = first + num_pages
+        return True
+
+    def finish(self) -> None:
+        """Say that nothing more comes."""
+        with self._changed:
+            self.is_done = True
+            self._changed.notify_all()
+
+    # ---- the scheduler
+
+    def end(self, num_available: int) -> bool:
+        """Have the background write no more, once and for all.
 
         Parameters
         ----------
         num_available : int
             What there is to say of it from now on.
+
+        Returns
+        -------
+        bool
+            False, and no change, where a write of this very thread is under way: the caller is a
+            clean-up that the collector runs in the middle of it.
         """
-        with self.lock:
+        if self._is_forked:
+            self.ended, self.is_done, self._num_ended = True, True, num_available
+            return True
+        with self._changed:
+            if self._is_writing:
+                return False
             self._num_ended, self.ended = num_available, True
-        self.done.set()
-        return self.page_ids[self.num_published :]
+            self.finish()
+        return True
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a fork: the lock may have been held, and stays so for ever."""
+        return os.getpid() != self._process_id

@@ -6,12 +6,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.page_keys import PageKeys
 from kvpool.tiers.copies import PageCopies
+from kvpool.tiers.ending import LONGEST_SLEEP_S, ends_within
 from kvpool.tiers.fetch import Fetch
 from kvpool.tiers.stack import TierStack
 
@@ -67,8 +69,7 @@ class Fetcher:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread after `close`; whether it has ended."""
-        self._thread.join(max(0.0, timeout_s))
-        return not self._thread.is_alive()
+        return ends_within(self._thread, timeout_s)
 
     def _run(self) -> None:
         while (fetch := self._next()) is not None:
@@ -79,13 +80,14 @@ class Fetcher:
                 self.num_failed += 1
                 _log.exception("prefetch %d failed", fetch.number)
             finally:
-                fetch.done.set()
+                fetch.finish()
                 if fetch.publishes:
                     self._arrive(fetch)
 
     def _next(self) -> Fetch | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
+            while not (self._queue or self._closing):
+                self._changed.wait(LONGEST_SLEEP_S)
             return None if self._closing else self._queue.popleft()
 
     def _fetch(self, fetch: Fetch) -> None:
@@ -95,21 +97,15 @@ class Fetcher:
         num_local, num_pages = fetch.local_ids.size, fetch.page_ids.size
         tokens = fetch.tokens.reshape(-1, self._keys.page_size)[num_local:][:num_pages]
 
-        def deliver(first: int, rows: NDArray[np.uint8]) -> bool:
-            return self._deliver(fetch, first, rows)
-
-        self._stack.read(keys[num_local:][:num_pages], tokens, deliver)
+        self._stack.read(keys[num_local:][:num_pages], tokens, partial(self._deliver, fetch))
 
     def _deliver(self, fetch: Fetch, first: int, rows: NDArray[np.uint8]) -> bool:
         kv = self._stack.records.kv(rows)
         for begin in range(0, len(rows), self._at_once):
             part = kv[begin : begin + self._at_once]
-            with fetch.lock:
-                if fetch.ended or self._closing:
-                    return False
-                to = slice(first + begin, first + begin + len(part))
-                self._copies.write(fetch.page_ids[to], part, fetch.mark)
-                fetch.num_verified = to.stop
+            write = partial(self._copies.write, kv=part, mark=fetch.mark)
+            if self._closing or not fetch.fill(first + begin, len(part), write):
+                return False
         self.num_fetched += len(rows)
         if fetch.publishes:
             self._arrive(fetch)

@@ -25,7 +25,7 @@ class KnownKeys:
 
     def __init__(self, max_keys: int) -> None:
         self._keys = LRUIndex[None](max_keys)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._keys)

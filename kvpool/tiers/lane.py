@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kvpool.tiers.breaker import CircuitBreaker
 from kvpool.tiers.calls import TierCall
 from kvpool.tiers.contract import Tier
+from kvpool.tiers.ending import LONGEST_SLEEP_S, ends_within
 
 _log = logging.getLogger("kvpool.tiers")
 COUNTERS = ("calls", "failures", "timeouts", "late_returns", "refused", "crowded_out")
@@ -137,8 +138,6 @@ class Lane:
     def _end(self, call: TierCall, answer: Any) -> TierCall:
         call.answer, call.ended = answer, True
         self._changed.notify_all()
-        if call.then is not None:
-            call.then(answer)
         return call
 
     def _say_if(self, opened: bool) -> None:
@@ -159,7 +158,8 @@ class Lane:
                 error = f"{call.verb}: {type(raised).__name__}: {raised}"
             with self._changed:
                 self._running = None
-                if call.ended:
+                is_late = call.ended
+                if is_late:
                     self._counts["late_returns"] += 1
                 elif error:
                     self._counts["failures"] += 1
@@ -167,10 +167,12 @@ class Lane:
                     self._say_if(self.breaker.failed())
                 else:
                     self.breaker.succeeded()
-                if not call.ended:
+                if not is_late:
                     self._end(call, answer)
                 self._changed.notify_all()
             call.let_go()
+            if call.then is not None and not is_late:
+                call.then(answer)
         if self._is_registered:
             try:
                 self.tier.unregister(self._memory)
@@ -186,7 +188,7 @@ class Lane:
                     call.started_at = time.monotonic()
                     self._counts["calls"] += 1
                     return call
-                self._changed.wait()
+                self._changed.wait(LONGEST_SLEEP_S)
             return None
 
     # ---- looking, and the end
@@ -216,5 +218,4 @@ class Lane:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread after `stop`; whether it has ended."""
-        self._thread.join(max(0.0, timeout_s))
-        return not self._thread.is_alive()
+        return ends_within(self._thread, timeout_s)

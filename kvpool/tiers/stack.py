@@ -56,7 +56,7 @@ class TierStack:
         # Records that did not verify: `exists` is not believed of them until they are written.
         self._damaged = [KnownKeys(max_known) for _ in lanes]
         self._patience_s = patience_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._counts = [dict.fromkeys(TIER_COUNTERS, 0) for _ in lanes]
 
     def counters(self) -> list[dict[str, int]]:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.tiers.ending import LONGEST_SLEEP_S
+
 
 class CachedPage(NamedTuple):
     """A page of the tree, as it was when the tree was last heard of.
@@ -70,8 +72,10 @@ class WriteQueue:
             self._is_woken = True
             self._changed.notify_all()
 
-    def take(self, num_pages: int, timeout_s: float | None = None) -> list[CachedPage] | None:
-        """Up to `num_pages` of the oldest, when there are any; None after `close`.
+    def take(self, num_pages: int, timeout_s: float = LONGEST_SLEEP_S) -> list[CachedPage] | None:
+        """Up to `num_pages` of the oldest, when there are any; none after a while, or a `wake`.
+
+        None after `close`.
 
         To take again is to say that the pages before are done with.
         """

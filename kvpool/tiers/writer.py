@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.tiers.copies import PageCopies
+from kvpool.tiers.ending import ends_within
 from kvpool.tiers.epoch import TreeEpoch
 from kvpool.tiers.stack import TierStack
 from kvpool.tiers.write_back import Follower, WriteBack
@@ -68,8 +69,7 @@ class Writer:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread, after its queue was closed; whether it has ended."""
-        self._thread.join(max(0.0, timeout_s))
-        return not self._thread.is_alive()
+        return ends_within(self._thread, timeout_s)
 
     def _run(self) -> None:
         num_rows = self._stack.arena.num_rows
