@@ -94,7 +94,10 @@ class Prefetch:
 
     def __del__(self) -> None:
         # Any thread may drop it: the scheduler's gives its pages back, with its next call.
-        fetch = self._fetch
+        # An interrupt may have come before it had one.
+        fetch: Fetch | None = getattr(self, "_fetch", None)
+        if fetch is None:
+            return
         if not fetch.publishes and self._prefetching.holds(fetch):
             fetch.dropped = True
             self._prefetching.arrivals.append(fetch)

@@ -26,7 +26,7 @@ class StagingBuffer:
 
     def __init__(self, arena: StagingArena, rows: NDArray[np.uint8]) -> None:
         self.rows = rows
-        self.num_holders = 0
+        self.num_holders = 1
         self._arena = arena
 
     @property
@@ -61,7 +61,8 @@ class StagingArena:
         self.memory = memory[begin : begin + num_bytes]
         self.num_rows = num_rows
         rows = self.memory.reshape(num_buffers, num_rows, record_bytes)
-        self._free = [StagingBuffer(self, part) for part in rows]
+        # Not buffers: they know the arena, and the memory would wait for the collector.
+        self._free = list(rows)
         self._changed = threading.Condition()
 
     @property
@@ -74,9 +75,7 @@ class StagingArena:
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._free), timeout_s):
                 return None
-            buffer = self._free.pop()
-            buffer.num_holders = 1
-            return buffer
+            return StagingBuffer(self, self._free.pop())
 
     def lend(self, buffer: StagingBuffer) -> None:
         """Count one more who has `buffer`."""
@@ -88,5 +87,5 @@ class StagingArena:
         with self._changed:
             buffer.num_holders -= 1
             if buffer.num_holders == 0:
-                self._free.append(buffer)
+                self._free.append(buffer.rows)
                 self._changed.notify()

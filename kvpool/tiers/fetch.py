@@ -88,7 +88,7 @@ class Fetch:
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until it is done, or for `timeout_s`; not in a fork, where nobody fetches."""
-        if self._is_forked:
+        if self.is_done or self._is_forked:
             return
         with self._changed:
             self._changed.wait_for(lambda: self.is_done, timeout_s)

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from kvpool.page_keys import PageKeys
@@ -72,43 +73,50 @@ class TierFlow:
         arena = StagingArena(
             *settings.staging(len(tiers), records.record_bytes), records.record_bytes
         )
-        lanes = [
-            Lane(
-                tier,
-                arena.memory,
-                timeout_s=settings.timeout_s,
-                max_calls=_MAX_CALLS,
-                breaker=CircuitBreaker(settings.max_failures, settings.retry_s),
+        with ExitStack() as started:  # where a thread cannot be started, those before it end
+            lanes = [self._lane(tier, arena, settings, started) for tier in tiers]
+            max_known = max(_LEAST_KNOWN, 4 * settings.queue_pages)
+            self.stack = TierStack(lanes, records, arena, max_known, settings.timeout_s)
+            self._process_id = os.getpid()
+            self._follower = follower
+            self._policy = settings.write
+            self._num_pages = storage.num_slots // storage.page_size
+            self._queue = WriteQueue(settings.queue_pages)
+            self._choice = WriteBack(
+                settings.write, self._queue, self.stack.known, settings.low_pages, count_free
             )
-            for tier in tiers
-        ]
-        max_known = max(_LEAST_KNOWN, 4 * settings.queue_pages)
-        self.stack = TierStack(lanes, records, arena, max_known, settings.timeout_s)
-        self._process_id = os.getpid()
-        self._follower = follower
-        self._policy = settings.write
-        self._num_pages = storage.num_slots // storage.page_size
-        self._queue = WriteQueue(settings.queue_pages)
-        self._choice = WriteBack(
-            settings.write, self._queue, self.stack.known, settings.low_pages, count_free
+            fetch_copies, write_copies = PageCopies(storage), PageCopies(storage)
+            wanted = MarkWanted(arrivals, write_copies.stream, settings.timeout_s)
+            self.fetcher = Fetcher(self.stack, fetch_copies, keys, arrivals.append)
+            started.callback(self.fetcher.close)
+            self.mark = fetch_copies.stream.mark
+            self.needs_marks = fetch_copies.stream.needs_marks
+            self._writer = Writer(
+                self._queue,
+                self._choice,
+                self.stack,
+                write_copies,
+                follower,
+                epoch,
+                wanted.take,
+            )
+            started.callback(self._queue.close)
+            self._unsubscribe: Callable[[], None] | None = None
+            if self._policy != "none":
+                self._unsubscribe = follower.subscribe(self._choice)
+            started.pop_all()
+
+    @staticmethod
+    def _lane(tier: Tier, arena: StagingArena, settings: TierSettings, started: ExitStack) -> Lane:
+        lane = Lane(
+            tier,
+            arena.memory,
+            timeout_s=settings.timeout_s,
+            max_calls=_MAX_CALLS,
+            breaker=CircuitBreaker(settings.max_failures, settings.retry_s),
         )
-        fetch_copies, write_copies = PageCopies(storage), PageCopies(storage)
-        wanted = MarkWanted(arrivals, write_copies.stream, settings.timeout_s)
-        self.fetcher = Fetcher(self.stack, fetch_copies, keys, arrivals.append)
-        self.mark = fetch_copies.stream.mark
-        self.needs_marks = fetch_copies.stream.needs_marks
-        self._writer = Writer(
-            self._queue,
-            self._choice,
-            self.stack,
-            write_copies,
-            follower,
-            epoch,
-            wanted.take,
-        )
-        self._unsubscribe: Callable[[], None] | None = None
-        if self._policy != "none":
-            self._unsubscribe = follower.subscribe(self._choice)
+        started.callback(lane.stop)
+        return lane
 
     def flush(self, timeout_s: float) -> bool:
         """Write what is due, and wait for it; whether all was done in time.
