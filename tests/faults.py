@@ -1,8 +1,9 @@
 """Make every call of a pool fail at every point where it can, and count what that leaves behind.
 
 ``python -m tests.faults`` prints the totals, by kind: memory of the C library, kernels, copies and
-other requests to the device, and objects of Python (where CPython has its test hook). It exits
-with 1 on a violation. The first kind needs the debug build::
+other requests to the device, interrupts and threads (of calls that have to do with tiers), and
+objects of Python (where CPython has its test hook). It exits with 1 on a violation. The first kind
+needs the debug build::
 
     PYTHONSAFEPATH=1 PYTHONPATH=build/debug/lib:. python -m tests.faults
 """
@@ -13,18 +14,21 @@ from importlib.util import find_spec
 
 from kvpool_ext import faults
 from tests.helpers.fault_calls import CALLS
-from tests.helpers.fault_points import CMemory, PythonMemory, Transfers
+from tests.helpers.fault_points import CMemory, Interrupts, PythonMemory, Transfers
 from tests.helpers.fault_scenes import POLICIES, scene
 from tests.helpers.fault_step_calls import STEP_CALLS
+from tests.helpers.fault_tier_calls import TAKING, TIER_CALLS
+from tests.helpers.fault_tiers import sweep_attach, sweep_tiers, tiered_scene
 from tests.helpers.faults import Totals, sweep, sweep_construction
 
 # Python's memory last: numba may compile no more in a process in which it was refused some.
-KINDS = ("c-memory", "kernels", "copies", "python-memory")
+KINDS = ("c-memory", "kernels", "copies", "interrupts", "threads", "python-memory")
 SHOWN = 20  # violations
 # Where the copy of a page comes after the fork, and its failure leaves standing what was evicted.
 MAY_EVICT = {"fork_in_a_lineage", "fork_that_copies_a_page"}
 # NumPy 2 itself crashes where an assignment to ``array[indices]`` is refused an object of Python.
-NOT_WITHOUT_PYTHON_MEMORY = {"page_owners"}
+# And a Condition of `threading` keeps its lock where the frame that would give it back is refused.
+NOT_WITHOUT_PYTHON_MEMORY = {"page_owners", "wait"}
 
 
 def why_not(kind):
@@ -49,7 +53,37 @@ def sweep_kind(kind, *, policies=POLICIES, every=1, calls=None, quick=False):
                 totals += sweep(
                     name, act, build, injector, may_evict=name in MAY_EVICT, every=every
                 )
+    totals += sweep_tier_calls(kind, policies, every, calls, quick)
     return totals
+
+
+def sweep_tier_calls(kind, policies, every, calls, quick):
+    """`sweep_kind`, for calls beside prefetches."""
+    totals = Totals()
+    able = {name: act for name, act in TIER_CALLS.items() if calls is None or name in calls}
+    for policy in policies:
+        for injector in tier_injectors(kind, quick):
+            for name, act in able.items():
+                if kind == "python-memory" and name in NOT_WITHOUT_PYTHON_MEMORY:
+                    continue
+                build = tiered_scene_of(policy, name, drained=kind == "c-memory")
+                takes = name in TAKING
+                totals += sweep_tiers(name, act, build, injector, takes=takes, every=every)
+        if kind == "threads":
+            totals += sweep_attach(policy)
+    return totals
+
+
+def tier_injectors(kind, quick):
+    """What fails calls beside prefetches, by kind."""
+    if kind == "c-memory":
+        return [CMemory(times) for times in ((1,) if quick else (1, None))]
+    return {"interrupts": [Interrupts()], "python-memory": [PythonMemory()]}.get(kind, [])
+
+
+def tiered_scene_of(policy, name, *, drained):
+    """A function that makes the scene of a call beside prefetches."""
+    return lambda: tiered_scene(policy, arrived=name in TAKING, drained=drained)
 
 
 def settings_of(kind, policies, quick):
@@ -65,6 +99,8 @@ def settings_of(kind, policies, quick):
             for act in able.values():
                 act(scene(policy))  # all is compiled before any memory is refused
             yield PythonMemory(), scene_of(policy), able
+        elif kind in ("interrupts", "threads"):
+            return
         elif kind == "kernels":
             for dtype in ("float32",) if quick else ("float32", "bfloat16", "float8_e4m3fn"):
                 yield Transfers(copies=False), scene_of(policy, dtype=dtype), STEP_CALLS

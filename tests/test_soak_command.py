@@ -68,8 +68,9 @@ def test_crash_and_hang_leave_a_short_trace(fault, limit_s, words, tmp_path):
     assert "checkpoint_request" in script.splitlines()[-1]
 
 
-def test_interrupt_ends_with_130_and_the_table(tmp_path):
-    command = [sys.executable, "-m", "kvpool.soak", "--seconds", "60", "--profile", "beam"]
+@pytest.mark.parametrize("profile", ["beam", "tiers"])
+def test_interrupt_ends_with_130_and_the_table(profile, tmp_path):
+    command = [sys.executable, "-m", "kvpool.soak", "--seconds", "60", "--profile", profile]
     child = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -81,7 +82,7 @@ def test_interrupt_ends_with_130_and_the_table(tmp_path):
     os.killpg(child.pid, signal.SIGINT)
     out, _ = child.communicate(timeout=30)
     assert child.returncode == 130
-    assert out.decode().splitlines()[1].startswith("beam")
+    assert out.decode().splitlines()[1].startswith(profile)
     assert not list(tmp_path.iterdir())
 
 

@@ -84,6 +84,57 @@ def test_planted_fault_is_found_and_its_script_shows_it(fault, monkeypatch, tmp_
         assert right.returncode == 0, right.stderr
 
 
+# Fault -> words of the finding; the timing says how many operations it takes.
+OF_TIERS = {
+    "believe_every_record": "",  # a wrong row, or more than was published
+    "fetch_for_new_weights": "is_halted is wrong",
+    "flush_nothing": "what came back from tiers",
+    "copy_pages_that_are_gone": "",
+    "write_on_after_the_end": "",
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[pytest.mark.slow, pytest.mark.long] if i else [])
+        for i, fault in enumerate(OF_TIERS)
+    ],
+)
+def test_planted_fault_of_tiers_is_found(fault, monkeypatch):
+    monkeypatch.setenv("KVPOOL_POISON", "1")
+    with monkeypatch.context() as patch:
+        plant(fault, patch.setattr)
+        trace, finding = find("tiers", 400)
+        assert OF_TIERS[fault] in str(finding)
+        script, _ = script_of(trace)
+    assert "class WildTier" in script
+    assert "kvpool.soak" not in script.partition('"""\n')[2]
+    compile(script, "script", "exec")
+
+
+def test_script_of_a_fault_of_tiers_shows_it(monkeypatch, tmp_path):
+    trace = Trace(
+        PoolShape(),
+        [
+            ["attach_tiers", 0, 0, 0],
+            ["bind", 1, [[1, 9]], 0, 0, 0, 9],
+            ["write", [1], [9], 0],
+            ["finish", 1, 0],
+            ["round_trip", [[1, 9]], 0],
+        ],
+    )
+    with monkeypatch.context() as patch:
+        plant("flush_nothing", patch.setattr)
+        script, found = script_of(trace)
+    assert found.kind == "what came back from tiers"
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    assert "AssertionError" in run_script(path, "flush_nothing").stderr, script
+    right = run_script(path, "none")
+    assert right.returncode == 0, right.stderr
+
+
 def test_wrong_row_names_request_page_owner_and_whose_row_it_is(monkeypatch):
     plant("mix_layers_up", monkeypatch.setattr)
     player = Player(PoolShape(num_layers=2))

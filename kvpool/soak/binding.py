@@ -20,7 +20,7 @@ class BindVerbs(Stage):
         """A strict bind with `more` tokens of room behind the prompt, and a look at its match."""
         if handle in self.bound or not length_of(text):
             return
-        lineage = self._lineage(text, tail, key)
+        lineage = self.lineage(text, tail, key)
         length = length_of(text)
         prompt, capacity = lineage.tokens(length).copy(), length + max(more, 0)
         options: dict[str, Any] = {"extra_key": KEYS[key % len(KEYS)]}
@@ -47,7 +47,7 @@ class BindVerbs(Stage):
         """The exclusive bind: everybody else goes, the capacity is clamped."""
         if handle in self.bound or not length_of(text):
             return
-        lineage = self._lineage(text, tail, key)
+        lineage = self.lineage(text, tail, key)
         length = length_of(text)
         prompt, capacity = lineage.tokens(length).copy(), length + max(more, 0)
         error = KVCacheExhaustedError if not self.reuse else ValueError
@@ -83,7 +83,7 @@ class BindVerbs(Stage):
             if not self.page_size <= given <= self.rounded(capacity):
                 raise self.wrong_capacity("bind_requests", request_id, capacity, given)
             valid = [0] * self.shape.num_layers
-            lineage = self._lineage([], tail + i, 0)
+            lineage = self.lineage([], tail + i, 0)
             self.bound[handle] = Bound(
                 handle, request_id, lineage, 0, given, 0, 0, valid, self.reuse
             )
@@ -91,7 +91,7 @@ class BindVerbs(Stage):
 
     def interrupt_bind(self, text: Text, more: int) -> None:
         """An abort while a bind reads its prompt leaves nothing behind."""
-        tokens = self._lineage(text, 0, 0).tokens(length_of(text)).tolist()
+        tokens = self.lineage(text, 0, 0).tokens(length_of(text)).tolist()
         given = with_stop(tokens)
         capacity = len(tokens) + 1 + max(more, 0)
         self.calls.refused(Interrupted, "pool", "bind_request", given, capacity)
@@ -129,9 +129,6 @@ class BindVerbs(Stage):
 
     # ---- what they share
 
-    def _lineage(self, text: Text, tail: int, key: int) -> Lineage:
-        return Lineage(text, tail, key % len(KEYS), self.shape.vocabulary, self.code)
-
     def _known_of_clamped(self, length: int, given: int) -> int:
         """Prompt tokens that a bind without reuse keeps: none, if they did not fit."""
         return length if given >= length else 0
@@ -151,6 +148,13 @@ class BindVerbs(Stage):
                 "the match of a bind",
                 f"{matched} of a prompt of {length} tokens",
                 f"pool.matched_prefix_len({request_id}) in range(0, {most + 1}, {self.page_size})",
+            )
+        known = self.cached.most(lineage, matched)
+        if matched > known:
+            raise self.calls.fail(
+                "a match of what nobody published",
+                f"{matched} of a prompt of {length} tokens, {known} were published",
+                f"pool.matched_prefix_len({request_id}) <= {known}",
             )
         if self.reuse:
             self.counts["prefix_prompt_tokens"] += length

@@ -9,10 +9,18 @@ from numpy.typing import NDArray
 
 from kvpool.errors import KVCacheExhaustedError, KVCacheStateError
 from kvpool.soak.bound import KEYS, Bound
-from kvpool.soak.lineage import Lineage, Text, tokens_of
+from kvpool.soak.lineage import Text, tokens_of
 from kvpool.soak.stage import Stage
 
 MAX_LOCKS = 4
+# Calls that a closed pool refuses.
+_CLOSED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("bind_request", ([1], 1)),
+    ("check", ()),
+    ("stats", ()),
+    ("prefetch", ([1],)),
+    ("poll_tiers", ()),
+)
 
 
 class TreeVerbs(Stage):
@@ -29,18 +37,19 @@ class TreeVerbs(Stage):
         before = self.pool.free_slots
         freed = self.calls.call("pool", "reset_prefix_cache")
         self.calls.expect(before + freed, self.pool.free_slots, "free_slots", "pool.free_slots")
-        for bound in self.bound.values():
-            bound.inserts = False
+        self.cache_was_reset()
 
     def reopen(self) -> None:
         """Close: every call says so; then another pool of the same shape."""
         for bound in list(self.bound.values()):
             self.forget(bound)
+        self.count_fetched()
         self.calls.call("pool", "close")
         self.calls.call("pool", "close")
         refused = self.calls.refused
-        for method, args in (("bind_request", ([1], 1)), ("check", ()), ("stats", ())):
+        for method, args in _CLOSED:
             refused(KVCacheStateError, "pool", method, *args)
+        self._forget_fetches()
         self.ended_evicted += self.evicted
         self._open()
 
@@ -106,7 +115,7 @@ class TreeVerbs(Stage):
         pages = self.taken.get(handle)
         if pages is None or not pages.size:
             return
-        lineage = Lineage(text, tail, key % len(KEYS), self.shape.vocabulary, self.code)
+        lineage = self.lineage(text, tail, key)
         length = pages.size * self.page_size
         slots, tokens = self._slots(pages), lineage.tokens(length).copy()
         owner = Bound(-1, 0, lineage, 0, 0, None, 0, [], False)
@@ -123,6 +132,7 @@ class TreeVerbs(Stage):
                 f"{found.prefix_len} of {length} were cached",
                 f"found.prefix_len in range(0, {length + 1}, {self.page_size})",
             )
+        self.cached.publish(lineage, length)
         # Of what was cached already, the caller keeps its own pages.
         self.taken[handle] = pages[: found.prefix_len // self.page_size]
 
@@ -142,8 +152,7 @@ class TreeVerbs(Stage):
         if handle in self.taken:
             return
         pages = self.calls.call("pool.radix", "reset")
-        for bound in self.bound.values():
-            bound.inserts = False
+        self.cache_was_reset()
         if pages.size:
             self.taken[handle] = pages
 
@@ -189,11 +198,19 @@ class TreeVerbs(Stage):
             self.forget(bound)
         for handle in list(self.taken):
             self.free(handle)
+        self._end_fetches()
         self.calls.call("pool", "reset_prefix_cache")
         total = self.shape.num_pages
         self.calls.expect(total, self.pool.free_pages, "free_pages", "pool.free_pages")
         self.calls.expect(0, self.pool.radix.num_nodes, "num_nodes", "pool.radix.num_nodes")
         self.check()
+
+    def _forget_fetches(self) -> None:
+        """Fetching is another verb's."""
+        raise NotImplementedError
+
+    def _end_fetches(self) -> None:
+        raise NotImplementedError
 
     def _slots(self, pages: NDArray[np.int32]) -> NDArray[np.int64]:
         offsets = np.arange(self.page_size, dtype=np.int64)

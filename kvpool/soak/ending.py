@@ -112,6 +112,7 @@ class EndVerbs(Stage):
             )
         self.counts["prefix_insert_tokens"] += found
         if may and length:
+            self.cached.publish(bound.lineage, length)
             tokens = bound.lineage.tokens(length)
             mark, key = self.calls.mark(), KEYS[bound.lineage.key]
             match = self.calls.let("match", "pool.radix", "match_prefix", tokens, key)

@@ -55,15 +55,20 @@ class Lineage:
         Different tokens that there are.
     code : RowCode
         What the pool's rows look like.
+    weights : int
+        Number of the model's weights: with others, the same tokens have other rows.
     """
 
-    def __init__(self, text: Text, tail: int, key: int, vocabulary: int, code: RowCode) -> None:
+    def __init__(
+        self, text: Text, tail: int, key: int, vocabulary: int, code: RowCode, weights: int = 0
+    ) -> None:
         self.text = [list(part) for part in text]
         self.tail = tail
         self.key = key
+        self.weights = weights
         self._vocabulary = vocabulary
         self._code = code
-        self._salt = word(key, 1)
+        self._salt = word(key, 1 + weights)
         self._made = 0
         self._tokens = np.zeros(_BLOCK, np.int32)
         self._sums = np.zeros(_BLOCK, np.uint64)
@@ -85,6 +90,11 @@ class Lineage:
         self._make(end)
         return self._prints[start:end]
 
+    def page_prints(self, length: int, page_size: int) -> list[int]:
+        """Fingerprints at the ends of the whole pages of the first `length` tokens."""
+        found: list[int] = self.prints(0, length)[page_size - 1 :: page_size].tolist()
+        return found
+
     def codes(self, layer: int, start: int, end: int) -> NDArray[np.uint16]:
         """Codes of K and V at positions ``[start, end)``, ``[2, n, heads * head_dim]``, a view."""
         self._make(end)
@@ -105,7 +115,7 @@ class Lineage:
     def copy(self, length: int, tail: int) -> Lineage:
         """A lineage that shares the first `length` tokens."""
         text = self.text_upto(length)
-        made = Lineage(text, tail, self.key, self._vocabulary, self._code)
+        made = Lineage(text, tail, self.key, self._vocabulary, self._code, self.weights)
         kept = min(self._made, length)
         made._grow(kept)
         made._made = kept

@@ -51,6 +51,8 @@ class Meddler:
             self.pool.unbind_requests,
             self.pool.check,
             lambda: self.pool.alloc(1),
+            lambda: self.pool.prefetch([1]),
+            self.pool.poll_tiers,
         )
         for call in calls:
             try:
@@ -68,6 +70,7 @@ class MisuseVerbs(Stage):
     def misuse(self, kind: int, handle: int, number: int) -> None:
         """One of many mistakes, about a request or about none."""
         number = number % 10
+        self._quieten()
         mark = self.calls.mark()
         self.calls.say("before = picture(pool)")
         before = self._picture()
@@ -98,10 +101,14 @@ class MisuseVerbs(Stage):
         given = Said([meddler, "no token"], lambda: "[meddler, 'no token']")
         self.calls.refused(TypeError, "pool", "bind_request", given, self.page_size)
         self.calls.say("meddler.ended()")
-        expected = [KVCacheStateError.__name__] * 4 + ["dict"]
+        expected = [KVCacheStateError.__name__] * 6 + ["dict"]
         self.calls.expect(
             expected, meddler.ended(), "the answers to a second thread", "meddler.ended()"
         )
+
+    def _quieten(self) -> None:
+        """Fetching is another verb's."""
+        raise NotImplementedError
 
     def _picture(self) -> list[Any]:
         stats = self.pool.stats()

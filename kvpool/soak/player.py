@@ -9,21 +9,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvpool.soak.binding import BindVerbs
-from kvpool.soak.caching import TreeVerbs
 from kvpool.soak.ending import EndVerbs
 from kvpool.soak.finding import Finding
 from kvpool.soak.graphing import GraphVerbs
 from kvpool.soak.misuse import MisuseVerbs
 from kvpool.soak.reading import ReadVerbs
 from kvpool.soak.stage import Stage
+from kvpool.soak.tiering import TierVerbs
 from kvpool.soak.trace import Operation, TraceError
-from kvpool.soak.writing import WriteVerbs
 
 MAX_TEXT = 1 << 20
 CHECK_EVERY = 16  # operations between two full checks; of a large pool, more
 
 
-class Player(ReadVerbs, BindVerbs, EndVerbs, GraphVerbs, TreeVerbs, MisuseVerbs):
+class Player(ReadVerbs, BindVerbs, EndVerbs, GraphVerbs, TierVerbs, MisuseVerbs):
     """A pool under test and what must be true of it.
 
     `perform` is one operation; its name is a method, its arguments are integers. It raises
@@ -69,8 +68,12 @@ class Player(ReadVerbs, BindVerbs, EndVerbs, GraphVerbs, TreeVerbs, MisuseVerbs)
             self.read_all()
             self.wind_down()
             self.check_sums()
+            self.count_fetched()
             self.calls.call("pool", "close")
+            self._forget_fetches()
             self._let_go()
+            if self.store is not None:
+                self.store.close()
         except Finding:
             raise
         except Exception as error:
@@ -96,7 +99,7 @@ class Player(ReadVerbs, BindVerbs, EndVerbs, GraphVerbs, TreeVerbs, MisuseVerbs)
 
 def _verbs() -> dict[str, Callable[..., Any]]:
     """Methods that are operations: public, of the mixins, and taking integers."""
-    parts = (BindVerbs, EndVerbs, WriteVerbs, GraphVerbs, ReadVerbs, TreeVerbs, MisuseVerbs)
+    parts = [part for part in Player.__mro__[1:] if issubclass(part, Stage) and part is not Stage]
     names = {name for part in parts for name in vars(part) if not name.startswith("_")}
     return {name: getattr(Player, name) for name in names - set(vars(Stage))}
 

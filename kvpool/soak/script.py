@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from kvpool.soak.finding import Finding
 from kvpool.soak.player import Player
 from kvpool.soak.prints import exact_values
 from kvpool.soak.trace import PoolShape, Trace
+from kvpool.soak.wild_tier import WildTier
 
 _COMPUTE = {"float32": "np.float32", "float16": "np.float16", "bfloat16": "ml_dtypes.bfloat16"}
 _STORED = {
@@ -67,6 +69,15 @@ def paged(cache, table, row):
     pages = cache.reshape(-1, table.page_size, *cache.shape[1:])[pages]
     return pages.reshape(-1, *cache.shape[1:])[: table.lengths_host[row]]
 ''',
+    "settle": '''
+def settle(pool):
+    """Wait until no prefetch has a page, or holds a part of the tree."""
+    ends_at = time.monotonic() + 20
+    while pool.stats()["pages_fetching"] or pool.radix.protected_size:
+        assert time.monotonic() < ends_at, f"prefetches do not end: {pool.stats()}"
+        pool.poll_tiers()
+        time.sleep(0.001)
+''',
     "padded": '''
 def padded(rows, count):
     """Rows of padding behind those of a batch."""
@@ -97,6 +108,7 @@ def raises(*errors):
         return
     raise AssertionError(f"accepted, expected {errors}")
 ''',
+    "WildTier": "\n" + inspect.getsource(WildTier),
     "Interrupted": '''
 class Interrupted(KeyboardInterrupt):
     """An abort in the middle of a call."""
@@ -129,7 +141,8 @@ class Meddler:
     def enter(self):
         pool = self.pool
         binds = lambda: pool.bind_request([1], 1)
-        for call in (binds, pool.unbind_requests, pool.check, lambda: pool.alloc(1)):
+        more = lambda: pool.prefetch([1]), pool.poll_tiers
+        for call in (binds, pool.unbind_requests, pool.check, lambda: pool.alloc(1), *more):
             try:
                 call()
                 self.answers.append("accepted")
@@ -181,8 +194,9 @@ def program(lines: Sequence[str], shape: PoolShape, kind: str) -> str:
     parts = _parts_for(body)
     text = body + "".join(parts.values())
     head = [f'"""{kind}: found by python -m kvpool.soak; exits with an error where it shows."""\n']
-    if "threading." in text:
-        head.append("import threading")
+    if "class WildTier" in text:
+        head.append("from __future__ import annotations\n")
+    head += [f"import {name}" for name in ("threading", "time") if f"{name}." in text]
     with_names = [n for n in ("contextmanager", "suppress") if re.search(rf"\b{n}\b", text)]
     if with_names:
         head.append(f"from contextlib import {', '.join(with_names)}\n")
@@ -193,6 +207,8 @@ def program(lines: Sequence[str], shape: PoolShape, kind: str) -> str:
         head.append("import numpy as np\n")
     errors = [n for n in vars(kvpool.errors) if n.endswith("Error") and n in text]
     head.append(f"from kvpool import {', '.join(['KVCachePool', *sorted(errors)])}")
+    if "HostTier(" in text:
+        head.append("from kvpool.tiers import HostTier")
     if "paged_attention" in text:
         head.append("from kvpool.attention import paged_attention")
     helpers = "".join(

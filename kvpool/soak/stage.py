@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from kvpool.pool import KVCachePool
 from kvpool.soak.blank import look_at_blank
-from kvpool.soak.bound import Bound
+from kvpool.soak.bound import KEYS, Bound
+from kvpool.soak.cached import Cached
 from kvpool.soak.calls import Calls, Said
 from kvpool.soak.finding import Finding
-from kvpool.soak.lineage import Lineage
+from kvpool.soak.lineage import Lineage, Text
 from kvpool.soak.prints import RowCode
+from kvpool.soak.store import Fetching, Store
 from kvpool.soak.trace import PoolShape
 
 MAX_PAST = 32  # ended requests whose rows are still recognised where they must not be
@@ -43,7 +45,10 @@ class Stage:
         self.num_operations = self.num_checks = 0
         self.rows_read = self.bytes_read = 0
         self.refusals = self.evicted = self.hits = self.matched_tokens = 0
-        self.ended_evicted = 0
+        self.ended_evicted = self.fetched = 0
+        self.store: Store | None = None
+        self.weights = self.attached_weights = 0
+        self.cached = Cached(shape.page_size)
         self._numbers: dict[int, int] = {}
         self._open()
 
@@ -73,6 +78,10 @@ class Stage:
             "bind_failures": 0,
         }
         self.evicted = 0
+        self.cached.clear_tree()
+        self.fetches: dict[int, Fetching] = {}
+        self.num_resets = self.most_fetching = 0
+        self.is_attached = self.is_halted = self.may_fetch = self.has_dropped = False
 
     # ---- words that several verbs use
 
@@ -88,6 +97,24 @@ class Stage:
     def rounded(self, length: int) -> int:
         """`length` up to whole pages."""
         return -(-length // self.page_size) * self.page_size
+
+    def lineage(self, text: Text, tail: int, key: int) -> Lineage:
+        """A new lineage, by the weights of now."""
+        key %= len(KEYS)
+        return Lineage(text, tail, key, self.shape.vocabulary, self.code, self.weights)
+
+    def cache_was_reset(self) -> None:
+        """Nothing is cached, who is bound inserts nothing, and tiers wait for a word."""
+        self.cached.clear_tree()
+        self.num_resets += 1
+        self.is_halted = self.is_attached
+        for bound in self.bound.values():
+            bound.inserts = False
+
+    def count_fetched(self) -> None:
+        """The tiers are about to be closed."""
+        if self.is_attached:
+            self.fetched += self.calls.names["tiers"].stats()["prefetch_published_pages"]
 
     def rows_of(self, handles: list[int]) -> list[Bound]:
         """Those of the requests that are bound, each once."""
@@ -138,11 +165,12 @@ class Stage:
             **self.counts,
             "pages_free": self.pool.free_pages,
             "requests_bound": len(bound),
-            "pages_taken": sum([pages.size for pages in self.taken.values()]),
+            "pages_taken": sum([pages.size for pages in self.taken.values()])
+            + stats["pages_fetching"],
         }
         if not bound:
             expected["pages_private"] = 0
-            if not self.locks:
+            if not self.locks and not self.may_fetch:
                 expected["pages_evictable"] = stats["pages_tree"]
         for name, value in expected.items():
             if stats[name] != value:
@@ -152,6 +180,10 @@ class Stage:
             asked = f"pool.stats()['evicted_pages'] >= {self.evicted}"
             raise self.calls.fail("evicted_pages fell", f"{self.evicted} to {found}", asked)
         self.evicted = stats["evicted_pages"]
+        if self.store is not None and self.store.errors:
+            raise Finding("an error in the background", self.store.errors[0])
+        if stats["pages_fetching"] and not self.may_fetch:
+            expect(0, stats["pages_fetching"], "pages_fetching", "pool.stats()['pages_fetching']")
 
     def check_request(self, bound: Bound) -> None:
         """What the pool says of one request is what must be."""

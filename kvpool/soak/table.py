@@ -13,6 +13,7 @@ COLUMNS = (
     ("rows_read", "rows read"),
     ("bytes_read", "MiB read"),
     ("hits", "hits"),
+    ("fetched", "fetched"),
     ("evicted", "evicted"),
     ("refusals", "refused"),
     ("checks", "checks"),

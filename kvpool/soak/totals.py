@@ -33,6 +33,8 @@ class Totals:
         Rows of K and of V that were compared, and how much that is.
     hits, matched_tokens : int
         Binds that matched something, and how much.
+    fetched : int
+        Pages that came to a tree from tiers, and were not there yet.
     evicted, refusals : int
         Pages evicted; calls that were refused, rightly.
     resident : list of int
@@ -47,6 +49,7 @@ class Totals:
     bytes_read: int = 0
     hits: int = 0
     matched_tokens: int = 0
+    fetched: int = 0
     evicted: int = 0
     refusals: int = 0
     resident: list[int] = field(default_factory=list)
@@ -60,6 +63,7 @@ class Totals:
         self.bytes_read += player.bytes_read
         self.hits += player.hits
         self.matched_tokens += player.matched_tokens
+        self.fetched += player.fetched
         self.evicted += player.evicted + player.ended_evicted
         self.refusals += player.refusals
 

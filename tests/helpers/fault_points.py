@@ -4,6 +4,9 @@
 whether it came as far as the point.
 """
 
+import sys
+import threading
+
 from kvpool.device import Device
 from kvpool_ext import faults
 
@@ -14,6 +17,8 @@ class Fault(RuntimeError):
 
 class CMemory:
     """Memory of the C library, where the debug build asks for it."""
+
+    cuts_off = False
 
     def __init__(self, times=1):
         self.times = times
@@ -39,6 +44,8 @@ class PythonMemory:
 
     What NumPy allocates for data is not among them; the array object that goes with it is.
     """
+
+    cuts_off = True
 
     def install(self, at):
         """Nothing to do: the hook is in the interpreter."""
@@ -66,6 +73,69 @@ class PythonMemory:
 
 
 SPARE = (None,) * 100_000
+
+
+class Interrupts:
+    """Ctrl-C, at each line of Python that moves pages between prefetches, tree and free list."""
+
+    cuts_off = True
+    files = ("prefetching.py", "prefetch.py", "tiering.py", "attached.py", "fetch.py")
+
+    def install(self, at):
+        """Nothing to do: the hook is in the interpreter."""
+
+    def run(self, act, at, point):
+        """``(error or None, result, reached)`` of the call interrupted before that line."""
+        error, result, lines = None, None, 0
+
+        def trace(frame, event, _):
+            nonlocal lines
+            if not frame.f_code.co_filename.endswith(self.files):
+                return None
+            if event == "line":
+                lines += 1
+                if lines == point + 1:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            result = act(at)
+        except KeyboardInterrupt as raised:
+            error = repr(raised)
+        finally:
+            sys.settrace(before)
+        return error, result, lines > point
+
+
+class Threads:
+    """Threads of Python, which a machine may have no more of."""
+
+    cuts_off = False
+
+    def install(self, at):
+        """Nothing to do: the hook is in `threading`."""
+
+    def run(self, act, at, point):
+        """``(error or None, result, reached)`` of the call with that thread not started."""
+        error = result = None
+        started, start = [], threading.Thread.start
+
+        def counted(thread):
+            started.append(thread)
+            if len(started) == point + 1:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        threading.Thread.start = counted
+        try:
+            result = act(at)
+        except RuntimeError as raised:
+            error = repr(raised)
+        finally:
+            threading.Thread.start = start
+        return error, result, len(started) > point
 
 
 class Counted:

@@ -12,6 +12,11 @@ import time
 import numpy as np
 
 from kvpool import requests, storage
+from kvpool.following import TreeFollower
+from kvpool.tiers.epoch import TreeEpoch
+from kvpool.tiers.fetcher import Fetcher
+from kvpool.tiers.flow import TierFlow
+from kvpool.tiers.records import PageRecords
 
 
 def write_a_slot_too_far(patch):
@@ -83,6 +88,43 @@ def keep_stale_bits(patch):
     patch(storage.KVStorage, "zero_pages", lambda self, pages: None)
 
 
+def believe_every_record(patch):
+    """What a tier gives is taken as it is."""
+    patch(PageRecords, "verify", lambda self, rows, keys, tokens: [True] * len(keys))
+
+
+def copy_pages_that_are_gone(patch):
+    """A page that was evicted while it was copied goes to the tiers all the same."""
+    patch(TreeFollower, "still_cached", lambda self, pages, _: np.ones(len(pages), np.bool_))
+
+
+def write_on_after_the_end(patch):
+    """What arrives is written to pages that a prefetch has given back."""
+
+    def wrong(self, fetch, first, rows):
+        page_ids = fetch.page_ids[first : first + len(rows)]
+        self._copies.write(page_ids, self._stack.records.kv(rows), fetch.mark)
+        if fetch.ended:
+            return False
+        fetch.num_verified = first + len(rows)
+        if fetch.publishes:
+            self._arrive(fetch)
+        return True
+
+    patch(Fetcher, "_deliver", wrong)
+
+
+def fetch_for_new_weights(patch):
+    """Pages of the old weights are written and read after a reset."""
+    patch(TreeEpoch, "is_over", property(lambda self: False))
+
+
+def flush_nothing(patch):
+    """Nobody looks at the tree in the background, and a flush says that all is written."""
+    patch(TreeFollower, "start", lambda self: None)
+    patch(TierFlow, "flush", lambda self, timeout_s: True)
+
+
 def crash(patch):
     """A checkpoint beside two other requests follows a null pointer."""
     _instead_of_a_checkpoint(patch, lambda: ctypes.string_at(0))
@@ -113,6 +155,11 @@ FAULTS = {
         skip_a_lock,
         forget_a_failure,
         keep_stale_bits,
+        believe_every_record,
+        copy_pages_that_are_gone,
+        write_on_after_the_end,
+        fetch_for_new_weights,
+        flush_nothing,
         crash,
         hang,
     )

@@ -8,6 +8,7 @@ from kvpool.soak.profiles.base import Profile
 from kvpool.soak.profiles.beam import Beam
 from kvpool.soak.profiles.chat import Chat
 from kvpool.soak.profiles.speculative import Speculative
+from kvpool.soak.profiles.tiers import Tiers
 
 PROFILES: dict[str, type[Profile]] = {
     "chat": Chat,
@@ -15,4 +16,5 @@ PROFILES: dict[str, type[Profile]] = {
     "beam": Beam,
     "speculative": Speculative,
     "adversarial": Adversarial,
+    "tiers": Tiers,
 }

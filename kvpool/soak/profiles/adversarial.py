@@ -13,7 +13,7 @@ from kvpool.soak.trace import Operation
 class Adversarial(Speculative):
     """No engine does this. Capacity near zero, pages of one token and of thousands."""
 
-    page_sizes = (1, 1, 2, 3, 4, 16, 256, 4096)
+    page_sizes: tuple[int, ...] = (1, 1, 2, 3, 4, 16, 256, 4096)
     most_bound = 10
     weights: ClassVar[dict[str, int]] = {
         "bind": 10,
