@@ -104,3 +104,25 @@ def make_pool():
     factory = PoolFactory()
     yield factory
     factory.check_and_close()
+
+
+@pytest.fixture
+def tier(make_pool):
+    """A tier that has all pages of `tests.helpers.tiers.PROMPT`."""
+    from tests.helpers.tiers import PROMPT, MemoryTier, fill_tiers
+
+    made = MemoryTier()
+    fill_tiers(make_pool, [PROMPT], made)
+    assert len(made.records) == 10
+    return made
+
+
+@pytest.fixture
+def gated(tier):
+    """The same, but each read waits to be let through."""
+    from tests.helpers.tiers import Gated, opened
+
+    made = Gated()
+    made.records = tier.records
+    with opened(made):
+        yield made

@@ -7,38 +7,14 @@ import numpy as np
 import pytest
 
 from kvpool import KVCachePool, KVCacheStateError
-from tests.helpers.pools import R
 from tests.helpers.tiers import (
-    Gated,
-    MemoryTier,
+    PROMPT,
     all_given_back,
     attach,
-    fill_tiers,
     matches,
-    opened,
     serve_prints,
     tier_pool,
 )
-
-PROMPT = R(1, 41)  # ten whole pages of four, and one token
-
-
-@pytest.fixture
-def tier(make_pool):
-    """A tier that has all pages of `PROMPT`."""
-    made = MemoryTier()
-    fill_tiers(make_pool, [PROMPT], made)
-    assert len(made.records) == 10
-    return made
-
-
-@pytest.fixture
-def gated(tier):
-    """The same, but each read waits to be let through."""
-    made = Gated()
-    made.records = tier.records
-    with opened(made):
-        yield made
 
 
 @pytest.mark.parametrize("publish", [True, False])

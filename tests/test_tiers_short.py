@@ -7,36 +7,13 @@ import pytest
 
 from tests.helpers.pools import R
 from tests.helpers.tiers import (
-    Gated,
-    MemoryTier,
+    PROMPT,
     attach,
     expected_prints,
-    fill_tiers,
-    opened,
     read_prints,
     serve_prints,
     tier_pool,
 )
-
-PROMPT = R(1, 41)  # ten whole pages of four, and one token
-
-
-@pytest.fixture
-def tier(make_pool):
-    """A tier that has all pages of `PROMPT`."""
-    made = MemoryTier()
-    fill_tiers(make_pool, [PROMPT], made)
-    assert len(made.records) == 10
-    return made
-
-
-@pytest.fixture
-def gated(tier):
-    """The same, but each read waits to be let through."""
-    made = Gated()
-    made.records = tier.records
-    with opened(made):
-        yield made
 
 
 def test_a_bind_that_is_short_ends_the_youngest_prefetches(make_pool, gated):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from kvpool import KVCacheLayout
 
 VOCABULARY = 97
+PAGE = 4  # tokens, of a pool for tests
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 48,

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from tests.helpers.pools import R
 from tests.oracles.prints import k_prints, k_rows
 
 LAYERS, HEADS, DIM, PAGE = 2, 1, 4, 4
 MODEL = "weights-1"
+PROMPT = R(1, 41)  # ten whole pages of four, and one token
 
 
 class MemoryTier:

@@ -1,4 +1,8 @@
-"""Stand-ins for CuPy, torch and FlashInfer, each in the place of the real one for one test."""
+"""What tests of the borders ask for: stand-ins for guests, and a small model of transformers.
+
+The stand-ins take the place of CuPy, torch and FlashInfer for one test; the model needs the real
+torch and transformers, which are imported when it is asked for.
+"""
 
 import sys
 
@@ -26,3 +30,29 @@ def torch(cupy, monkeypatch):
 @pytest.fixture
 def flashinfer(torch, monkeypatch):
     return flashinfer_like.install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A random Llama of two layers."""
+    from tests.helpers.hf_models import one_thread, random_model
+
+    with one_thread():
+        yield random_model(num_hidden_layers=2)
+
+
+@pytest.fixture
+def pool(make_pool, model):
+    """A pool for `model` with small pages."""
+    from tests.helpers.hf_models import PAGE, pool_for
+
+    return pool_for(make_pool, model, page_size=PAGE)
+
+
+@pytest.fixture
+def no_gradients():
+    """For calls of a model that are not `generate`'s."""
+    from torch import no_grad
+
+    with no_grad():
+        yield

@@ -16,35 +16,15 @@ from transformers import DynamicCache
 from kvpool import KVCacheStateError
 from kvpool.interop.transformers import PoolCache, generate
 from tests.helpers.hf_models import (
+    PAGE,
     VOCABULARY,
     forward,
     generated,
-    one_thread,
     pool_for,
     random_ids,
-    random_model,
 )
 
-pytestmark = pytest.mark.peers
-
-PAGE = 4
-
-
-@pytest.fixture(scope="module")
-def model():
-    with one_thread():
-        yield random_model(num_hidden_layers=2)
-
-
-@pytest.fixture
-def pool(make_pool, model):
-    return pool_for(make_pool, model, page_size=PAGE)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("no_gradients")]
 
 
 def assert_same_content(found, expected):

@@ -13,34 +13,15 @@ from kvpool.interop.torch import pool_tensors
 from kvpool.interop.transformers import PoolCache, generate
 from kvpool.interop.transformers.generation import cache_argument
 from tests.helpers.hf_models import (
+    PAGE,
     computed_tokens,
     forward,
-    one_thread,
     pool_for,
     random_ids,
     random_model,
 )
 
-pytestmark = pytest.mark.peers
-
-PAGE = 4
-
-
-@pytest.fixture(scope="module")
-def model():
-    with one_thread():
-        yield random_model(num_hidden_layers=2)
-
-
-@pytest.fixture
-def pool(make_pool, model):
-    return pool_for(make_pool, model, page_size=PAGE)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("no_gradients")]
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

@@ -14,15 +14,9 @@ import torch
 
 from kvpool import KVCacheStateError
 from kvpool.interop.transformers import PoolCache, generate
-from tests.helpers.hf_models import forward, one_thread, pool_for, random_ids, random_model
+from tests.helpers.hf_models import forward, pool_for, random_ids
 
 pytestmark = pytest.mark.peers
-
-
-@pytest.fixture(scope="module")
-def model():
-    with one_thread():
-        yield random_model(num_hidden_layers=2)
 
 
 @pytest.fixture

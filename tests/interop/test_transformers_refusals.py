@@ -12,15 +12,9 @@ from kvpool import KVCacheStateError
 from kvpool.interop.transformers import PoolCache, generate
 from kvpool.interop.transformers.generation import cache_argument
 from kvpool.interop.transformers.models import check_model
-from tests.helpers.hf_models import SIZES, one_thread, pool_for, random_ids, random_model
+from tests.helpers.hf_models import SIZES, pool_for, random_ids, random_model
 
 pytestmark = pytest.mark.peers
-
-
-@pytest.fixture(scope="module")
-def model():
-    with one_thread():
-        yield random_model(num_hidden_layers=2)
 
 
 @pytest.fixture

@@ -10,35 +10,15 @@ import torch
 from kvpool import KVCacheExhaustedError
 from kvpool.interop.transformers import PoolCache, generate
 from tests.helpers.hf_models import (
+    PAGE,
     computed_tokens,
     forward,
     generated,
-    one_thread,
     pool_for,
     random_ids,
-    random_model,
 )
 
-pytestmark = pytest.mark.peers
-
-PAGE = 4
-
-
-@pytest.fixture(scope="module")
-def model():
-    with one_thread():
-        yield random_model(num_hidden_layers=2)
-
-
-@pytest.fixture
-def pool(make_pool, model):
-    return pool_for(make_pool, model, page_size=PAGE)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("no_gradients")]
 
 
 def test_shortage_shows_before_anything_is_computed(make_pool, model):

@@ -8,15 +8,9 @@ pytest.importorskip("transformers")
 import torch
 
 from kvpool.interop.transformers import PoolCache, generate
-from tests.helpers.hf_models import computed_tokens, one_thread, pool_for, random_ids, random_model
+from tests.helpers.hf_models import computed_tokens, pool_for, random_ids
 
 pytestmark = pytest.mark.peers
-
-
-@pytest.fixture(scope="module")
-def model():
-    with one_thread():
-        yield random_model(num_hidden_layers=2)
 
 
 @pytest.fixture
