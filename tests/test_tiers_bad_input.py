@@ -4,25 +4,13 @@ import threading
 
 import pytest
 
-from tests.helpers.pools import R
 from tests.helpers.tiers import (
+    PROMPT,
     MemoryTier,
     all_given_back,
     attach,
-    fill_tiers,
     tier_pool,
 )
-
-PROMPT = R(1, 41)  # ten whole pages of four, and one token
-
-
-@pytest.fixture
-def tier(make_pool):
-    """A tier that has all pages of `PROMPT`."""
-    made = MemoryTier()
-    fill_tiers(make_pool, [PROMPT], made)
-    assert len(made.records) == 10
-    return made
 
 
 @pytest.mark.parametrize(
