@@ -9,10 +9,6 @@ import pytest
 from tests.helpers.tiers import MODEL, MemoryTier, tier_pool
 
 
-def kvpool_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kvpool")]
-
-
 def test_staging_memory_goes_with_its_tiers_and_not_with_the_collector(make_pool):
     pool = tier_pool(make_pool)
     gc.disable()
@@ -31,6 +27,7 @@ def test_staging_memory_goes_with_its_tiers_and_not_with_the_collector(make_pool
 @pytest.mark.parametrize("number", range(1, 6))
 def test_a_thread_that_cannot_be_started_takes_the_others_along(make_pool, monkeypatch, number):
     """One of: the follower's, the lanes of two tiers, prefetch, write-back."""
+    before = set(threading.enumerate())
     pool = tier_pool(make_pool)
     start, started = threading.Thread.start, []
 
@@ -49,9 +46,6 @@ def test_a_thread_that_cannot_be_started_takes_the_others_along(make_pool, monke
     assert pool.prefetch([1, 2, 3]).wait(20) == 0
     assert tiers.flush(20)
     pool.close()
-    for thread in started:
-        if thread.is_alive():
-            thread.join(20)
-    for thread in kvpool_threads():
+    for thread in set(threading.enumerate()) - before:
         thread.join(20)
         assert not thread.is_alive(), thread.name
