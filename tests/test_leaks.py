@@ -39,7 +39,8 @@ def assert_nothing_is_left(cases, name, loops):
     assert left["references"] <= allowed, left
     assert left["objects"] <= allowed, left
     assert left["blocks"] <= allowed, left
-    assert left["bytes"] <= 8 * loops, left
+    # Half a chunk of malloc's for each: other threads of the process allocate meanwhile.
+    assert left["bytes"] <= 16 * loops, left
 
 
 @pytest.mark.parametrize("name", VERBS)
