@@ -27,7 +27,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq install
 SOURCES := $(wildcard kvpool_ext/*.pyx kvpool_ext/*.pxd kvpool_ext/*.py)
 # Tests that the debug build would only repeat: no tree, ledger or table is in them.
-SAME_IN_DEBUG := bench cli doctor dtypes fp8 gpu_check kernel layout machine_code quotient readme sizing
+SAME_IN_DEBUG := bench cli docs_counters doctor dtypes fp8 gpu_check kernel layout machine_code page_keys quotient readme sizing tier_
 # Tests that reach none of its code, or only what others reach too.
 NOT_COMPILED := $(SAME_IN_DEBUG) attention cuda dense_attention docs examples flashinfer house inspect interop launch \
 	paged_attention paging peers staging threads

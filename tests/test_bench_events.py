@@ -11,6 +11,7 @@ from bench import events
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_table_has_what_events_add_a_request_and_a_page(tmp_path, capsys):
     events.main(["--quick", "--rounds", "50", "--json", str(tmp_path / "table.json")])
     table = json.loads((tmp_path / "table.json").read_text())
