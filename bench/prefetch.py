@@ -74,10 +74,11 @@ def calls(table):
                     "without": binds(plain, next(prompts)),
                     "with": binds(tiered, next(prompts)),
                     "without again": binds(plain, next(prompts)),
-                    "prefetch": prefetches(tiered, next(prompts)),
                 },
                 rounds=ROUNDS,
             )
+            # By itself: what it wakes would be at work beside the binds.
+            found |= interleave({"prefetch": prefetches(tiered, next(prompts))}, rounds=ROUNDS)
         what = f"{num_tokens} tokens"
         # The quicker of two, before and behind: what tiers cost is not made small by noise.
         plain_s = min(found["without"], found["without again"])
