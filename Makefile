@@ -120,7 +120,8 @@ test-sim: $(VENV)/.made-test $(VENV)/.made-release ## run the CUDA kernels in nu
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest -m "sim and not slow" tests/sim $(WORKERS) $(ARGS)
 
 test-debug: $(VENV)/.made-test $(VENV)/.made-debug ## run it with bounds checks, every verb checking itself
-	$(call PYTEST_FIRST,debug) -m "not slow" $(SAME_IN_DEBUG:%=--ignore-glob="tests/test_%*.py") $(WORKERS) $(ARGS)
+	$(call PYTEST_FIRST,debug) -m "not slow" --ignore=tests/smollm2 --ignore=tests/interop \
+		$(NOT_COMPILED:%=--ignore-glob="tests/test_%*.py") $(WORKERS) $(ARGS)
 
 test-peers: $(VENV)/.made-peers $(VENV)/.made-release ## compare with transformers and torch, which it installs
 	$(PY) -m pytest tests/test_dlpack_border.py $(ARGS)

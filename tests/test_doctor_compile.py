@@ -114,6 +114,7 @@ def test_a_device_older_than_the_kernels_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_kernel_becomes_machine_code(compilers):
     from kvpool.kernels.cuda_kernels import all_specs
 

@@ -69,7 +69,16 @@ def compiled(specs, capability=HOPPER):
     return zip(specs, compile_kernels(specs, capability).values(), strict=True)
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES, ids=arch)
+# The first, the last and Hopper in every run; those between where there is time.
+EACH = [
+    capability
+    if capability in (CAPABILITIES[0], HOPPER, CAPABILITIES[-1])
+    else pytest.param(capability, marks=pytest.mark.long)
+    for capability in CAPABILITIES
+]
+
+
+@pytest.mark.parametrize("capability", EACH, ids=arch)
 def test_every_kernel_compiles_without_spills_or_stack(capability):
     if not knows(capability):
         pytest.skip(f"the compiler does not know {arch(capability)}")

@@ -87,6 +87,7 @@ def test_graphs_that_do_nothing_fail(cupy, tiny):
     assert list(verdicts(report).values()) == [True, False]
 
 
+@pytest.mark.slow
 def test_tables_equal_lists(cupy, tiny):
     report = Report(small=True)
     tables.run(report)
