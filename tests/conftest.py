@@ -126,3 +126,26 @@ def gated(tier):
     made.records = tier.records
     with opened(made):
         yield made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where `make_file_tier` has its directory; nothing is there yet."""
+    return tmp_path / "tier"
+
+
+@pytest.fixture
+def make_file_tier(folder):
+    """Makes file tiers in one directory, and closes them."""
+    from kvpool.tiers import FileTier
+    from tests.helpers.page_files import RECORD_BYTES
+
+    made = []
+
+    def open_tier(num_records=4, **options):
+        made.append(FileTier(folder, num_records * RECORD_BYTES, **options))
+        return made[-1]
+
+    yield open_tier
+    for tier in made:
+        tier.close()

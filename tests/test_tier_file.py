@@ -18,30 +18,11 @@ from tests.helpers.page_files import RECORD_BYTES, key, pages, path_of, rows_of,
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "tier"
-
-
-@pytest.fixture
-def make(folder):
-    """Makes tiers in one directory, and closes them."""
-    made = []
-
-    def open_tier(num_records=4, **options):
-        made.append(FileTier(folder, num_records * RECORD_BYTES, **options))
-        return made[-1]
-
-    yield open_tier
-    for tier in made:
-        tier.close()
-
-
 # ---- order and bound
 
 
-def test_the_least_recently_used_goes_first(make):
-    tier = make(4)
+def test_the_least_recently_used_goes_first(make_file_tier):
+    tier = make_file_tier(4)
     tier.write([*map(key, range(4))], rows_of(0, 1, 2, 3))
     tier.read([key(0), key(2)], rows_of(0, 0))
     tier.write([key(4), key(5)], rows_of(4, 5))
@@ -52,8 +33,8 @@ def test_the_least_recently_used_goes_first(make):
     assert tier.stats()["evicted_records"] == 3
 
 
-def test_processes_evict_by_each_others_uses(make):
-    first, second = make(4), make(4)
+def test_processes_evict_by_each_others_uses(make_file_tier):
+    first, second = make_file_tier(4), make_file_tier(4)
     first.write([*map(key, range(4))], rows_of(0, 1, 2, 3))
     second.read([key(0)], rows_of(0))
     first.write([key(4)], rows_of(4))
@@ -63,8 +44,8 @@ def test_processes_evict_by_each_others_uses(make):
     assert first.stats()["bytes"] == second.stats()["bytes"] == 4 * RECORD_BYTES
 
 
-def test_an_overwrite_counts_once_and_evicts_nothing(make, folder):
-    tier = make(2)
+def test_an_overwrite_counts_once_and_evicts_nothing(make_file_tier, folder):
+    tier = make_file_tier(2)
     tier.write([key(0), key(1)], rows_of(0, 1))
     assert tier.write([key(1)], rows_of(7)) == [True]
     found = rows_of(0, 0)
@@ -74,17 +55,17 @@ def test_an_overwrite_counts_once_and_evicts_nothing(make, folder):
     assert tier.stats()["bytes"] == sum(path.stat().st_size for path in pages(folder))
 
 
-def test_more_than_fits_leaves_the_last_ones_and_too_large_none(make):
-    tier = make(3)
+def test_more_than_fits_leaves_the_last_ones_and_too_large_none(make_file_tier):
+    tier = make_file_tier(3)
     assert tier.write([*map(key, range(7))], rows_of(*range(7))) == [True] * 7
     assert there(tier, *range(7)) == [4, 5, 6]
     assert tier.write([key(9)], np.zeros((1, 4 * RECORD_BYTES), np.uint8)) == [False]
     assert there(tier, *range(7)) == [4, 5, 6]
 
 
-def test_a_smaller_tier_evicts_down_to_its_own_bound(make):
-    make(8).write([*map(key, range(8))], rows_of(*range(8)))
-    small = make(3)
+def test_a_smaller_tier_evicts_down_to_its_own_bound(make_file_tier):
+    make_file_tier(8).write([*map(key, range(8))], rows_of(*range(8)))
+    small = make_file_tier(3)
     small.write([key(8)], rows_of(8))
     assert there(small, *range(9)) == [6, 7, 8]
 
@@ -110,7 +91,7 @@ print(wrong, tier.stats()["evicted_records"] > 0)
 """
 
 
-def test_processes_keep_the_bound_together(make, folder):
+def test_processes_keep_the_bound_together(make_file_tier, folder):
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, folder, str(seed)],
@@ -135,7 +116,7 @@ def test_processes_keep_the_bound_together(make, folder):
             worker.kill()
             worker.wait()
     assert 10 <= most <= 20
-    stats = make(20).stats()
+    stats = make_file_tier(20).stats()
     assert stats["records"] == len(pages(folder)) <= 20
     assert stats["bytes"] == stats["records"] * RECORD_BYTES
 
@@ -143,25 +124,25 @@ def test_processes_keep_the_bound_together(make, folder):
 # ---- clocks
 
 
-def test_a_clock_that_goes_back_keeps_the_order(make, monkeypatch):
-    tier = make(4)
+def test_a_clock_that_goes_back_keeps_the_order(make_file_tier, monkeypatch):
+    tier = make_file_tier(4)
     now = time.time_ns()
     for i, moment in enumerate([now, now - 10**18, now + 10**12, now - 5]):
         monkeypatch.setattr(time, "time_ns", lambda moment=moment: moment)
         tier.write([key(i)], rows_of(i))
-    other = make(4)  # it has not seen the clock in the future
+    other = make_file_tier(4)  # it has not seen the clock in the future
     for i in range(4, 7):
         other.write([key(i)], rows_of(i))
         assert there(tier, *range(7)) == list(range(i - 3, i + 1))
 
 
 @pytest.mark.parametrize("years", [-60, -1, 1, 60, 200, 400])
-def test_files_of_times_that_cannot_be_keep_nobody_out(make, folder, years):
-    tier = make(4)
+def test_files_of_times_that_cannot_be_keep_nobody_out(make_file_tier, folder, years):
+    tier = make_file_tier(4)
     tier.write([*map(key, range(4))], rows_of(0, 1, 2, 3))
     strange = time.time_ns() + years * 365 * 86_400 * 10**9
     os.utime(path_of(folder, 2), ns=(strange, strange))
-    other = make(4)
+    other = make_file_tier(4)
     for i in range(4, 12):
         assert other.write([key(i)], rows_of(i)) == [True]
     assert there(other, *range(12)) == [8, 9, 10, 11]
@@ -186,11 +167,11 @@ def test_a_directory_of_somebody_else_is_refused(folder):
     FileTier(folder, 1 << 20).close()
 
 
-def test_a_marker_of_another_version_is_refused(make, folder):
-    make()
+def test_a_marker_of_another_version_is_refused(make_file_tier, folder):
+    make_file_tier()
     (folder / "kvpool-tier").write_bytes(b"kvtier\x00\x02" + bytes(24))
     with pytest.raises(ValueError, match="another version"):
-        make()
+        make_file_tier()
 
 
 def test_a_file_is_no_directory(folder):
@@ -199,8 +180,8 @@ def test_a_file_is_no_directory(folder):
         FileTier(folder, 1 << 20)
 
 
-def test_foreign_files_and_links_are_not_touched(make, folder, tmp_path):
-    tier = make(2)
+def test_foreign_files_and_links_are_not_touched(make_file_tier, folder, tmp_path):
+    tier = make_file_tier(2)
     tier.write([key(0)], rows_of(0))
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -233,20 +214,20 @@ def test_foreign_files_and_links_are_not_touched(make, folder, tmp_path):
     assert pipe.is_fifo()
 
 
-def test_what_users_wrote_is_for_the_owner_of_a_new_directory(make, folder):
-    make()
+def test_what_users_wrote_is_for_the_owner_of_a_new_directory(make_file_tier, folder):
+    make_file_tier()
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_other_keys_are_refused(make):
-    tier = make()
+def test_other_keys_are_refused(make_file_tier):
+    tier = make_file_tier()
     for call in (lambda: tier.exists([b"short"]), lambda: tier.read([b"short"], rows_of(0))):
         with pytest.raises(ValueError, match="32 bytes, got 5"):
             call()
 
 
-def test_a_close_waits_for_the_calls_inside(make, monkeypatch):
-    tier = make()
+def test_a_close_waits_for_the_calls_inside(make_file_tier, monkeypatch):
+    tier = make_file_tier()
     inside, go_on, answers = threading.Event(), threading.Event(), []
     write_all = page_files.write_all
 
@@ -265,4 +246,4 @@ def test_a_close_waits_for_the_calls_inside(make, monkeypatch):
     writer.join(10)
     closer.join(10)
     assert answers == [True]
-    assert there(make(), 0) == [0]
+    assert there(make_file_tier(), 0) == [0]

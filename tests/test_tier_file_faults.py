@@ -19,31 +19,12 @@ from tests.helpers.page_files import RECORD_BYTES, key, pages, path_of, rows_of,
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "tier"
-
-
-@pytest.fixture
-def make(folder):
-    """Makes tiers in one directory, and closes them."""
-    made = []
-
-    def open_tier(num_records=4, **options):
-        made.append(FileTier(folder, num_records * RECORD_BYTES, **options))
-        return made[-1]
-
-    yield open_tier
-    for tier in made:
-        tier.close()
-
-
 # ---- damage and crashes
 
 
 @pytest.mark.parametrize("length", [0, 1, RECORD_BYTES - 1, RECORD_BYTES + 1])
-def test_a_torn_file_is_a_miss_and_goes(make, folder, length):
-    tier = make()
+def test_a_torn_file_is_a_miss_and_goes(make_file_tier, folder, length):
+    tier = make_file_tier()
     tier.write([key(0), key(1)], rows_of(0, 1))
     os.truncate(path_of(folder, 0), length)
     found = rows_of(9, 9)
@@ -55,7 +36,7 @@ def test_a_torn_file_is_a_miss_and_goes(make, folder, length):
     assert tier.read([key(0)], found[:1]) == [True]
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next_tier(make, folder):
+def test_what_a_killed_writer_left_is_removed_by_the_next_tier(make_file_tier, folder):
     code = """
 import os, sys
 from kvpool.tiers import file
@@ -78,7 +59,7 @@ tier.write([key(1), key(2)], rows_of(1, 2))
     )
     assert run.returncode == 9, run.stderr
     assert len(list((folder / "parts").iterdir())) == 1
-    tier = make()
+    tier = make_file_tier()
     assert list((folder / "parts").iterdir()) == []
     assert tier.stats()["removed_parts"] == 1
     assert there(tier, 0, 1, 2) == [0, 1]
@@ -89,13 +70,13 @@ tier.write([key(1), key(2)], rows_of(1, 2))
     assert tier.stats()["records"] == 4
 
 
-def test_files_that_others_write_now_are_left_alone(make, folder, monkeypatch):
-    tier = make()
+def test_files_that_others_write_now_are_left_alone(make_file_tier, folder, monkeypatch):
+    tier = make_file_tier()
     seen = []
     write_all = page_files.write_all
 
     def write_beside(file, row):
-        make()
+        make_file_tier()
         seen.append(len(list((folder / "parts").iterdir())))
         write_all(file, row)
 
@@ -119,7 +100,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_killed_writers_leave_whole_records_and_the_bound(make, folder):
+def test_killed_writers_leave_whole_records_and_the_bound(make_file_tier, folder):
     rng = np.random.default_rng(5)
     for seed in range(6):
         workers = [
@@ -139,7 +120,7 @@ def test_killed_writers_leave_whole_records_and_the_bound(make, folder):
                 worker.kill()
                 worker.wait()
                 worker.stdout.close()
-        tier = make(20)
+        tier = make_file_tier(20)
         assert list((folder / "parts").iterdir()) == []
         assert 10 <= len(pages(folder)) <= 20
         stats = tier.stats()
@@ -154,8 +135,10 @@ def test_killed_writers_leave_whole_records_and_the_bound(make, folder):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_refuses_the_record_and_leaves_nothing(make, folder, monkeypatch, number):
-    tier = make()
+def test_a_full_disk_refuses_the_record_and_leaves_nothing(
+    make_file_tier, folder, monkeypatch, number
+):
+    tier = make_file_tier()
     tier.write([key(0)], rows_of(0))
     write_all, done = page_files.write_all, []
 
@@ -207,8 +190,10 @@ def test_a_disk_that_is_really_full(tiny_disk):
     tier.close()
 
 
-def test_a_directory_that_vanished_is_an_error_for_writes_and_no_record_for_reads(make, folder):
-    tier = make()
+def test_a_directory_that_vanished_is_an_error_for_writes_and_no_record_for_reads(
+    make_file_tier, folder
+):
+    tier = make_file_tier()
     tier.write([key(0)], rows_of(0))
     folder.rename(folder.with_name("away"))
     assert tier.read([key(0)], rows_of(0)) == [True]  # it is the same directory still
@@ -221,16 +206,16 @@ def test_a_directory_that_vanished_is_an_error_for_writes_and_no_record_for_read
     assert list(folder.iterdir()) == [], "nothing is written into the one in its place"
 
 
-def test_an_emptied_directory_says_so(make, folder):
-    tier = make()
+def test_an_emptied_directory_says_so(make_file_tier, folder):
+    tier = make_file_tier()
     (folder / "kvpool-tier").unlink()
     with pytest.raises(FileNotFoundError, match="make the tier again"):
         tier.write([key(0)], rows_of(0))
     assert list((folder / "parts").iterdir()) == []
 
 
-def test_directories_that_others_tidied_up_come_again(make, folder):
-    tier = make()
+def test_directories_that_others_tidied_up_come_again(make_file_tier, folder):
+    tier = make_file_tier()
     tier.write([key(0)], rows_of(0))
     path = path_of(folder, 0)
     path.unlink()
@@ -241,9 +226,9 @@ def test_directories_that_others_tidied_up_come_again(make, folder):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_no_rights_are_an_error_for_writes(make, monkeypatch, number):
+def test_no_rights_are_an_error_for_writes(make_file_tier, monkeypatch, number):
     """Tests may run as a user who has all rights: so the system is made to refuse."""
-    tier = make()
+    tier = make_file_tier()
     tier.write([key(0)], rows_of(0))
     real_open = os.open
 
@@ -257,12 +242,12 @@ def test_no_rights_are_an_error_for_writes(make, monkeypatch, number):
         tier.write([key(1)], rows_of(1))
     assert tier.read([key(0)], rows_of(0)) == [True]
     with pytest.raises(OSError, match=os.strerror(number)):
-        make()
+        make_file_tier()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="runs as a user who has all rights")
-def test_a_record_without_rights_is_a_miss(make, folder):
-    tier = make()
+def test_a_record_without_rights_is_a_miss(make_file_tier, folder):
+    tier = make_file_tier()
     tier.write([key(0), key(1)], rows_of(0, 1))
     path_of(folder, 0).chmod(0)
     assert tier.read([key(0), key(1)], rows_of(0, 0)) == [False, True]
@@ -274,8 +259,8 @@ def test_a_record_without_rights_is_a_miss(make, folder):
         folder.chmod(0o700)
 
 
-def test_a_disk_that_fails_is_an_error(make, monkeypatch):
-    tier = make()
+def test_a_disk_that_fails_is_an_error(make_file_tier, monkeypatch):
+    tier = make_file_tier()
     tier.write([key(0)], rows_of(0))
 
     def fail(*arguments):
@@ -286,8 +271,8 @@ def test_a_disk_that_fails_is_an_error(make, monkeypatch):
         tier.read([key(0)], rows_of(0))
 
 
-def test_a_lock_that_does_not_come_is_an_error_in_time(make, folder):
-    tier = make(timeout_s=0.05)
+def test_a_lock_that_does_not_come_is_an_error_in_time(make_file_tier, folder):
+    tier = make_file_tier(timeout_s=0.05)
     with TierDirectory(str(folder), 1.0).locked():
         with pytest.raises(TimeoutError, match=re.escape("0.05 s")):
             tier.write([key(0)], rows_of(0))
